@@ -1,0 +1,1 @@
+"""What runs an agent: environment contract, episodes, scoring, admission, serving."""

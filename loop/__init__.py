@@ -1,0 +1,1 @@
+"""What improves an agent: analysis, synthesis, training, evaluation, promotion, commands."""

@@ -1,0 +1,1 @@
+"""Tables, ingest, importers, exporters and migrations of the local database."""

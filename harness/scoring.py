@@ -1,0 +1,280 @@
+"""From declared goals, the state before and after, and the transcript, to a score. The one place that scores.
+
+Environments never score themselves. Two numbers come out: ``total`` says how much of what was asked for was
+achieved (1.0 exactly when the task is solved); ``shaped`` is the reward for training, which also pays for the way
+there, so that a policy that did the right look-ups gets more than one that did nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.arguments import parameters_of, problems
+from harness.environment import Act, Goals, RequiredCall
+
+Json = Any
+
+PROGRESS_WEIGHT = 0.35
+WELL_FORMED_WEIGHT = 0.05
+DUMP_LENGTH = 80
+"""A tool result of at least this many characters, repeated verbatim to the user, tells the user nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """``success``: every goal holds. ``total`` and every component in 0..1. ``shaped`` in 0..1, for training only.
+
+    ``components``: state, unchanged, required, forbidden, said, progress (calls of the reference that were made;
+    0 without a reference) and well_formed (calls that fit their schema; 0 when none was made).
+    ``reasons`` name what is missing, one sentence each.
+    """
+
+    total: float
+    success: bool
+    components: Mapping[str, float]
+    reasons: tuple[str, ...]
+    shaped: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    tool: str
+    arguments: Mapping[str, Json] | None
+
+
+def score(
+    goals: Goals,
+    before: Mapping[str, Json],
+    after: Mapping[str, Json],
+    messages: Sequence[Mapping[str, Json]],
+    *,
+    reference: Sequence[Act] = (),
+    tools: Sequence[Mapping[str, Json]] = (),
+) -> Score:
+    """Score one finished episode.
+
+    ``before`` and ``after`` are what ``state()`` returned after ``reset`` and at the end. ``messages`` are those
+    that the episode added (not the task's own), in chat form. ``reference`` only feeds the progress component.
+    """
+    calls = list(_calls(messages))
+    reasons: list[str] = []
+    wrong = [p for p, value in goals.state.items() if not same(_at(after, p), value)]
+    reasons += [f"{path} is {_short(_at(after, path))}, not {_short(goals.state[path])}" for path in wrong]
+    stray = changed_paths(before, after, except_under=goals.state) if goals.unchanged else []
+    reasons += [f"{path} was changed and should not have been" for path in stray[:5]]
+    absent = [r for r in goals.required if not any(_matches(r, c) for c in calls)]
+    reasons += [f"{_describe(r)} was not called" for r in absent]
+    broken = [r for r in goals.forbidden if any(_matches(r, c) for c in calls)]
+    reasons += [f"{_describe(r)} was called and is forbidden" for r in broken]
+    told = _told(messages)
+    unsaid = [group for group in goals.said if not any(occurs(text, told) for text in group)]
+    reasons += [f"the user was not told {_short(group[0] if group else '')}" for group in unsaid]
+
+    wanted = len(goals.state) + len(goals.required) + len(goals.said)
+    achieved = 1.0 - (len(wrong) + len(absent) + len(unsaid)) / wanted if wanted else 1.0
+    components = {
+        "state": _fraction(len(wrong), len(goals.state)),
+        "unchanged": 1.0 / (1 + len(stray)),
+        "required": _fraction(len(absent), len(goals.required)),
+        "forbidden": _fraction(len(broken), len(goals.forbidden)),
+        "said": _fraction(len(unsaid), len(goals.said)),
+        "progress": progress(reference, calls),
+        "well_formed": _well_formed(calls, tools),
+    }
+    clean = components["unchanged"] * (1.0 if not broken else 0.0)
+    total = achieved * clean
+    success = not (wrong or stray or absent or broken or unsaid)
+    return Score(total, success, components, tuple(reasons), _shape(total, success, clean, components))
+
+
+def _shape(total: float, success: bool, clean: float, components: Mapping[str, float]) -> float:
+    """A solved task is worth at least 1 − WELL_FORMED_WEIGHT; an unsolved one always less than any solved one.
+
+    What damages the world lowers everything: doing the wrong thing must be worth less than stopping before it.
+    """
+    form = WELL_FORMED_WEIGHT * components["well_formed"]
+    if success:
+        return 1.0 - WELL_FORMED_WEIGHT + form
+    outcome = 1.0 - PROGRESS_WEIGHT - WELL_FORMED_WEIGHT
+    # Without any progress a task's parts that hold by luck are still worth something, but never 0.95.
+    return min(0.9, clean * (form + PROGRESS_WEIGHT * components["progress"]) + outcome * total)
+
+
+def progress(reference: Sequence[Act], calls: Sequence[_Call]) -> float:
+    """How much of the reference's calls were made: 0.3 for the right tool, the rest by the share of arguments.
+
+    Each call counts for one call of the reference at most, and far more calls than the reference needs dilute the
+    credit, so that calling everything does not pay.
+    """
+    wanted = [act for act in reference if act.tool]
+    if not wanted or not calls:
+        return 0.0
+    pairs = sorted(
+        ((_likeness(act, call), -i, -j) for i, act in enumerate(wanted) for j, call in enumerate(calls)), reverse=True
+    )
+    used_acts: set[int] = set()
+    used_calls: set[int] = set()
+    credit = 0.0
+    for value, i, j in pairs:
+        if value > 0 and i not in used_acts and j not in used_calls:
+            used_acts.add(i)
+            used_calls.add(j)
+            credit += value
+    return credit / len(wanted) * min(1.0, (2 * len(wanted) + 2) / len(calls))
+
+
+def _likeness(act: Act, call: _Call) -> float:
+    if act.tool != call.tool or call.arguments is None:
+        return 0.0
+    names = set(act.arguments) | set(call.arguments)
+    equal = sum(1 for n in names if n in act.arguments and same(call.arguments.get(n), act.arguments[n]))
+    return 0.3 + 0.7 * (equal / len(names) if names else 1.0)
+
+
+def _calls(messages: Sequence[Mapping[str, Json]]) -> Iterator[_Call]:
+    for message in messages:
+        for raw in message.get("tool_calls") or ():
+            function = raw.get("function") or {}
+            yield _Call(str(function.get("name")), parse_arguments(function.get("arguments")))
+
+
+def parse_arguments(raw: Json) -> Mapping[str, Json] | None:
+    """Arguments of a tool call as an object; None when they are not one."""
+    if isinstance(raw, Mapping):
+        return raw
+    try:
+        value = json.loads(raw)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _well_formed(calls: Sequence[_Call], tools: Sequence[Mapping[str, Json]]) -> float:
+    if not calls:
+        return 0.0
+    good = 0
+    for call in calls:
+        schema = parameters_of(tools, call.tool) if tools else {}
+        good += call.arguments is not None and schema is not None and not problems(schema, call.arguments)
+    return good / len(calls)
+
+
+def _matches(required: RequiredCall, call: _Call) -> bool:
+    if call.tool != required.tool:
+        return False
+    given = call.arguments or {}
+    return all(name in given and same(given[name], value) for name, value in required.arguments.items())
+
+
+def same(a: Json, b: Json) -> bool:
+    """JSON equality: 12 and 12.0 are equal, True and 1 are not, an absent value equals nothing but itself."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+def _at(state: Json, path: str) -> Json:
+    """The value at a dot-separated path. Keys may hold dots themselves: the longest key that fits is tried first."""
+    if isinstance(state, Mapping):
+        if path in state:
+            return state[path]
+        for cut in sorted((i for i, c in enumerate(path) if c == "."), reverse=True):
+            if path[:cut] in state:
+                found = _at(state[path[:cut]], path[cut + 1 :])
+                if found is not ABSENT:
+                    return found
+    elif isinstance(state, (list, tuple)):
+        head, _, rest = path.partition(".")
+        if head.isdigit() and int(head) < len(state):
+            return _at(state[int(head)], rest) if rest else state[int(head)]
+    return ABSENT
+
+
+def changed_paths(before: Json, after: Json, *, except_under: Mapping[str, Json] | Sequence[str] = ()) -> list[str]:
+    """Paths of the deepest values that differ, those at or under ``except_under`` left out.
+
+    A list of another length is one change, not one for each of its places.
+    """
+    exempt = tuple(except_under)
+    found: list[str] = []
+
+    def covered(path: str) -> bool:
+        return any(path == e or path.startswith(e + ".") for e in exempt)
+
+    def walk(a: Json, b: Json, path: str) -> None:
+        if covered(path) or same(a, b):
+            return
+        inside = any(e.startswith(path + ".") for e in exempt) if path else True
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            for key in [*a, *(k for k in b if k not in a)]:
+                walk(a.get(key, ABSENT), b.get(key, ABSENT), f"{path}.{key}" if path else str(key))
+        elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+            for index, (x, y) in enumerate(zip(a, b, strict=True)):
+                walk(x, y, f"{path}.{index}")
+        elif inside and a is ABSENT and isinstance(b, Mapping):
+            for key in b:
+                walk(ABSENT, b[key], f"{path}.{key}")
+        else:
+            found.append(path)
+
+    walk(before, after, "")
+    return found
+
+
+def _told(messages: Sequence[Mapping[str, Json]]) -> list[str]:
+    """What the agent said to the user. A tool result handed on verbatim is not an answer."""
+    results = [_text(m) for m in messages if m.get("role") == "tool"]
+    long = [_squeeze(r) for r in results if len(r) >= DUMP_LENGTH]
+    said = [_squeeze(_text(m)) for m in messages if m.get("role") == "assistant"]
+    return [text for text in said if text and not any(result in text for result in long)]
+
+
+def _text(message: Mapping[str, Json]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return " ".join(str(p.get("text", "")) for p in content or () if isinstance(p, Mapping))
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def occurs(text: str, told: Sequence[str]) -> bool:
+    """Whether ``text`` stands in one of ``told`` as a whole: "12" is not said by "312" nor by "12.50"."""
+    needle = _squeeze(text)
+    if not needle:
+        return False
+    before = r"(?<!\w)" if needle[0].isalnum() else ""
+    after = r"(?!\w)(?![.,]\d)" if needle[-1].isdigit() else r"(?!\w)" if needle[-1].isalnum() else ""
+    pattern = re.compile(before + re.escape(needle) + after)
+    return any(pattern.search(_squeeze(t)) for t in told)
+
+
+def _fraction(missing: int, of: int) -> float:
+    return 1.0 - missing / of if of else 1.0
+
+
+def _describe(call: RequiredCall) -> str:
+    return f"{call.tool}({', '.join(f'{k}={_short(v)}' for k, v in call.arguments.items())})"
+
+
+def _short(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.environment import Act, Goals, RequiredCall
+from harness.scoring import changed_paths, occurs, same, score
+from tests.harness.desk import LoanDesk
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab.", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab.", min_size=1, max_size=3), inner),
+    max_leaves=8,
+)
+STATES = st.dictionaries(st.text("abc", min_size=1, max_size=2), VALUES, max_size=4)
+
+
+def _call(tool: str, **arguments: Any) -> dict[str, Any]:
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+
+
+def _say(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _play(env: LoanDesk, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    played: list[dict[str, Any]] = []
+    for message in messages:
+        played.append(message)
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            result = env.call(function["name"], json.loads(function["arguments"]))
+            played.append({"role": "tool", "tool_call_id": "1", "content": result})
+    return played
+
+
+def _desk_score(*messages: dict[str, Any]):
+    env = LoanDesk()
+    env.reset(3)
+    before = env.state()
+    played = _play(env, list(messages))
+    return score(env.goals(), before, env.state(), played, reference=env.reference(), tools=env.tools)
+
+
+def _solution() -> tuple[Act, Act, Act]:
+    env = LoanDesk()
+    env.reset(3)
+    look, write, say = env.reference()
+    return look, write, say
+
+
+def test_credit_rises_along_the_way_to_the_solution_and_only_the_whole_is_success():
+    look, write, say = _solution()
+    ladder = [
+        _desk_score(),
+        _desk_score(_call("extend_loan", loan_id="L-1", days=3), _say("Done.")),
+        _desk_score(_call(look.tool or "", **look.arguments), _say("Done.")),
+        _desk_score(
+            _call(look.tool or "", **look.arguments), _call("extend_loan", loan_id="L-1", days=3), _say("Done.")
+        ),
+        _desk_score(
+            _call(look.tool or "", **look.arguments), _call(write.tool or "", **write.arguments), _say("Done.")
+        ),
+        _desk_score(
+            _call(look.tool or "", **look.arguments), _call(write.tool or "", **write.arguments), _say(say.text)
+        ),
+    ]
+    shaped = [s.shaped for s in ladder]
+    assert shaped == sorted(shaped)
+    assert len(set(shaped)) == len(shaped)
+    assert [s.success for s in ladder] == [False] * 5 + [True]
+    assert [s.total for s in ladder] == [0, 0, 0, 0, 0.5, 1.0]
+
+
+def test_a_change_that_nobody_asked_for_costs_more_than_stopping_before_it():
+    look, write, say = _solution()
+    env = LoanDesk()
+    env.reset(3)
+    other = next(i for i in env.state()["loans"] if i != write.arguments["loan_id"])
+    stopped = _desk_score(_call(look.tool or "", **look.arguments))
+    harmed = _desk_score(_call(look.tool or "", **look.arguments), _call("extend_loan", loan_id=other, days=15))
+    assert harmed.shaped < stopped.shaped
+    assert harmed.components["unchanged"] < 1
+    also = _desk_score(
+        _call("extend_loan", loan_id=other, days=15),
+        _call(write.tool or "", **write.arguments),
+        _say(say.text),
+    )
+    assert not also.success
+    assert any("should not have been" in reason for reason in also.reasons)
+
+
+def test_calling_the_same_thing_many_times_is_worth_less_than_once():
+    look, _, _ = _solution()
+    once = _desk_score(_call(look.tool or "", **look.arguments))
+    often = _desk_score(*[_call(look.tool or "", **look.arguments)] * 30)
+    assert often.shaped < once.shaped
+
+
+def test_a_malformed_call_lowers_the_reward_but_not_the_success():
+    look, write, say = _solution()
+    right = (_call(look.tool or "", **look.arguments), _call(write.tool or "", **write.arguments), _say(say.text))
+    clean, clumsy = _desk_score(*right), _desk_score(_call("extend_loan", loan=1), *right)
+    assert clumsy.success
+    assert clumsy.total == 1.0
+    assert clumsy.shaped < clean.shaped == 1.0
+
+
+def test_required_and_forbidden_calls_decide():
+    goals = Goals(required=(RequiredCall("a", {"x": 1}),), forbidden=(RequiredCall("b"),))
+    assert score(goals, {}, {}, [_call("a", x=1, y=2)]).success
+    assert not score(goals, {}, {}, [_call("a", x=2)]).success
+    assert not score(goals, {}, {}, [_call("a", x=True)]).success
+    broken = score(goals, {}, {}, [_call("a", x=1), _call("b", z=0)])
+    assert not broken.success
+    assert broken.total == 0
+
+
+def test_a_tool_result_handed_on_verbatim_tells_the_user_nothing():
+    result = json.dumps({"status": "shipped", "note": "x" * 100})
+    goals = Goals(said=(("shipped", "sent"),))
+    told = [{"role": "tool", "content": result}]
+    assert not score(goals, {}, {}, [*told, _say(f"Here: {result}")]).success
+    assert score(goals, {}, {}, [*told, _say("It has been Shipped.")]).success
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "expected"),
+    [
+        ("12", "there are 12.", True),
+        ("12", "there are 312", False),
+        ("12", "it costs 12.50", False),
+        ("O-1", "order o-1 is on its way", True),
+        ("O-1", "order O-12", False),
+        ("#W5", "order **#W5**", True),
+        ("two  words", "TWO\nwords", True),
+        ("", "anything", False),
+    ],
+)
+def test_a_text_is_said_only_as_a_whole(text: str, told: str, expected: bool):
+    assert occurs(text, [told]) is expected
+
+
+@given(STATES)
+def test_an_equal_state_has_no_changes(state: dict[str, Any]):
+    assert changed_paths(state, json.loads(json.dumps(state))) == []
+
+
+@given(STATES, STATES)
+def test_states_differ_exactly_when_paths_changed(a: dict[str, Any], b: dict[str, Any]):
+    assert (changed_paths(a, b) == []) is same(a, b)
+    assert changed_paths(a, b, except_under=list({*a, *b})) == []
+
+
+@given(STATES, STATES)
+def test_components_and_totals_stay_between_zero_and_one(before: dict[str, Any], after: dict[str, Any]):
+    goals = Goals(state={"a.b": 1, "b": 2}, said=(("x",),))
+    result = score(goals, before, after, [_say("x")], reference=[Act("t", {"a": 1})])
+    for value in (result.total, result.shaped, *result.components.values()):
+        assert 0 <= value <= 1
+    assert result.success is (result.total == 1.0)
+
+
+def test_a_key_with_dots_is_found():
+    assert score(Goals(state={"a.b.c": 1}), {}, {"a.b": {"c": 1}}, []).components["state"] == 1

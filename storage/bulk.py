@@ -1,0 +1,46 @@
+"""Many rows at once, on SQLite and PostgreSQL alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from storage.tables import Row
+
+T = TypeVar("T")
+
+# SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
+_PARAMETERS = 10_000
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of at most ``size`` items, in order, without holding more than one of them."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def insert_rows(connection: Connection, table: type[Row], rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows that are known to be new. All of them must have the same keys."""
+    if rows:
+        connection.execute(insert(table), rows)
+
+
+def insert_missing(connection: Connection, table: type[Row], rows: Sequence[dict[str, Any]]) -> None:
+    """Insert those rows whose key isn't there yet; leave the others as they are."""
+    if not rows:
+        return
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
+
+
+def existing(connection: Connection, column: Any, values: Iterable[str]) -> set[str]:
+    """Those of the values that the column (a key or an indexed one) has."""
+    found: set[str] = set()
+    for chunk in chunks(values, _PARAMETERS):
+        found.update(connection.scalars(select(column).where(column.in_(chunk))))
+    return found

@@ -1,0 +1,55 @@
+"""JSON as it is stored: compact, and always encodable, whatever a model or a tool has put into a string."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON text. NaN and infinities become null; a value that isn't JSON becomes its text."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, as a cut stream leaves it: kept exactly, as an escape.
+        return json.dumps(json.loads(text), ensure_ascii=True, separators=(",", ":"))
+    return text
+
+
+def loads(text: str | bytes) -> Any:
+    """The inverse of `dumps`."""
+    return json.loads(text)
+
+
+def strict_loads(text: str | bytes) -> Any:
+    """JSON from outside. Raises ValueError for anything that isn't, NaN and bottomless nesting included."""
+    try:
+        return json.loads(text, parse_constant=_reject)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def column_text(value: Any) -> str | None:
+    """Text for a column that is filtered by: databases take neither NUL nor half a surrogate pair there."""
+    if value is None:
+        return None
+    return str(value).replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _reject(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

@@ -12,25 +12,30 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-READ_VERBS = frozenset(
-    "ask browse calculate cat check compare compute count describe detect display estimate examine explain fetch find "
-    "get grep has head inspect is list load look lookup ls measure monitor open_file peek preview print query quote "
-    "read recall recommend retrieve review scan search see select show stat status summarize tail test think track "
-    "validate verify view wait which".split()
-)
-WRITE_VERBS = frozenset(
-    "accept activate add adjust apply approve archive assign authorize block book buy cancel change charge clean clear "
-    "close commit confirm cool copy correct create deactivate delete deposit disable discard disconnect drop edit "
-    "enable exchange extend file fix grant heat insert install invite issue kill lock make mark merge modify move mute "
-    "order patch pause pay place post publish purchase push put reboot refuel refund register reject remove rename renew "
-    "replace reply reschedule reserve reset restart resume return revoke save schedule sell send set share ship start "
-    "stop submit subscribe suspend swap switch take terminate toggle transfer turn unblock uninstall unlock unsubscribe "
-    "update upgrade upload use void withdraw write".split()
-)
+
+def _lexicon(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text))
+
+
+READ_VERBS = _lexicon("""
+    ask browse calculate cat check compare compute count describe detect display estimate examine explain fetch
+    find get grep has head inspect is list load look lookup ls measure monitor open_file peek preview print
+    query quote read recall recommend retrieve review scan search see select show stat status summarize tail
+    test think track validate verify view wait which
+""")
+WRITE_VERBS = _lexicon("""
+    accept activate add adjust apply approve archive assign authorize block book buy cancel change charge clean
+    clear close commit confirm cool copy correct create deactivate delete deposit disable discard disconnect
+    drop edit enable exchange extend file fix grant heat insert install invite issue kill lock make mark merge
+    modify move mute order patch pause pay place post publish purchase push put reboot refuel refund register
+    reject remove rename renew replace reply reschedule reserve reset restart resume return revoke save schedule
+    sell send set share ship start stop submit subscribe suspend swap switch take terminate toggle transfer turn
+    unblock uninstall unlock unsubscribe update upgrade upload use void withdraw write
+""")
 # Groups of verbs that people use for one another when they ask; a request names the deed, rarely the tool.
 SYNONYMS: tuple[frozenset[str], ...] = (
     frozenset({"change", "modify", "update", "edit", "set", "switch", "correct", "adjust", "move", "replace"}),
-    frozenset({"cancel", "stop", "void", "terminate"}),
+    frozenset({"cancel", "void", "terminate"}),
     frozenset({"buy", "book", "purchase", "reserve"}),
     frozenset({"delete", "remove", "discard"}),
     frozenset({"create", "add", "register", "open"}),
@@ -42,7 +47,8 @@ SYNONYMS: tuple[frozenset[str], ...] = (
 _HANDOVER = re.compile(r"escalate|hand_?(off|over)|transfer_.*(human|agent|representative|person|operator)", re.I)
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _DONE = re.compile(
-    r"\b(success(fully)?|has been|have been|was|now|is now)\b.{0,40}?\b\w+(ed|t|ld|en)\b|^(ok|done|success|true)\b", re.I
+    r"\b(success(fully)?|has been|have been|was|now|is now)\b.{0,40}?\b\w+(ed|t|ld|en)\b|^(ok|done|success|true)\b",
+    re.I,
 )
 _SYSTEM_FAULT = re.compile(
     r"time[d ]?-?\s?out|unavailable|connection (refused|reset|error|aborted)|internal (server )?error|bad gateway|"
@@ -56,7 +62,8 @@ _ERROR_KEY = re.compile(
 )
 _ERROR_START = re.compile(
     r"^\W*(error|fail(ed|ure)?\b|exception|traceback|invalid|unknown|cannot|can't|could not|couldn't|unable|no such|"
-    r"not (found|allowed|permitted|authori[sz]ed|possible|eligible)|denied|rejected|refused|forbidden|[A-Z]\w*(Error|Exception)\b)",
+    r"not (found|allowed|permitted|authori[sz]ed|possible|eligible)|denied|rejected|refused|forbidden|"
+    r"[A-Z]\w*(Error|Exception)\b)",
     re.I,
 )
 _ERROR_ANYWHERE = re.compile(

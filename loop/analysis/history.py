@@ -1,0 +1,232 @@
+"""What was found stays: analyses, their labels, and each capability's history under one name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlmodel import col, select
+
+from loop.analysis.analyze import AnalysisReport, Finding
+from loop.analysis.identity import Known, match
+from storage import tables
+from storage.database import Database
+from storage.errors import TraceError
+
+
+def agents(db: Database) -> list[str]:
+    """Names of all agents that have runs, sorted."""
+    with db.session() as session:
+        return sorted(session.exec(select(tables.Trajectory.agent).distinct()))
+
+
+def keep(db: Database, report: AnalysisReport) -> AnalysisReport:
+    """Store an analysis with its labels, in one transaction. Returns it with the ids that it got."""
+    with db.transaction() as session:
+        analysis = tables.Analysis(
+            agent=report.agent,
+            model=report.group.model,
+            policy=report.group.policy,
+            version=report.group.version,
+            passes=report.thresholds.passes,
+            min_gap=report.thresholds.gap,
+            min_coverage=report.thresholds.coverage,
+            min_passes=report.thresholds.passes_kept,
+            failed=report.counts["failed"],
+            succeeded=report.counts["succeeded"],
+            unknown=report.counts["unknown"],
+            excluded=report.counts["excluded"],
+            reference=report.counts["reference"],
+            harness_problems=[p.to_json() for p in report.problems],
+        )
+        session.add(analysis)
+        rows = {r.id: r for r in session.exec(select(tables.Capability).where(tables.Capability.agent == report.agent))}
+        known = [Known(r.id, r.name, r.description, r.detector) for r in rows.values()]
+        findings: list[Finding] = []
+        renamed: dict[str, str] = {}
+        new_labels: list[tables.Label] = []
+        for finding in report.findings:
+            detector = finding.candidate.detector
+            found = match(detector.name, detector.description, detector.id, known)
+            if found is None:
+                row = tables.Capability(
+                    agent=report.agent,
+                    name=detector.name,
+                    description=detector.description,
+                    source="detector",
+                    detector=detector.id,
+                )
+                session.add(row)
+                rows[row.id] = row
+                found = Known(row.id, row.name, row.description, row.detector)
+            renamed[finding.id] = found.id
+            rows[found.id].state = _next_state(rows[found.id].state, finding.contrast.selected)
+            findings.append(replace(finding, id=found.id))
+            new_labels += _labels(analysis.id, found.id, finding, report)
+        findings = [replace(f, merged_into=renamed.get(f.merged_into or "", f.merged_into)) for f in findings]
+        kept = replace(report, findings=tuple(findings), analysis=analysis.id)
+        # Parents first: rows are told apart by foreign keys, and the unit of work does not sort what has no relation.
+        session.flush()
+        document = kept.to_json()
+        session.add_all(_observation(analysis.id, row) for row in document["capabilities"])
+        session.add_all(new_labels)
+        analysis.report = document
+        analysis.ended_at = time.time()
+        analysis.state = "done"
+    return kept
+
+
+def _next_state(state: str, selected: bool) -> str:
+    """A person's dismissal stands. What was trained and is found lacking again is up for selection again."""
+    if selected:
+        return "selected" if state in ("candidate", "trained") else state
+    return "candidate" if state == "selected" else state
+
+
+def _labels(analysis: str, capability: str, finding: Finding, report: AnalysisReport) -> list[tables.Label]:
+    return [
+        tables.Label(
+            analysis=analysis,
+            capability=capability,
+            trajectory=run.id,
+            value=None if label is None else label.value,
+            step=None if label is None else label.step,
+            evidence="" if label is None else label.evidence,
+        )
+        for run, label in zip(report.runs, finding.candidate.cited, strict=True)
+    ]
+
+
+_COLUMNS = (
+    "coverage gap stratified_gap lacking_failed present_failed na_failed lacking_succeeded present_succeeded "
+    "na_succeeded passes_kept selected undecided reason"
+)
+
+
+def _observation(analysis: str, row: dict[str, Any]) -> tables.CapabilityObservation:
+    low, high = row["gap_ci"] or (None, None)
+    columns = {name: row[name] for name in _COLUMNS.split()}
+    detail = {k: row[k] for k in ("coverage_ci", "stratified_ci", "strata", "missing", "agreement", "p_adjusted")}
+    detail |= {k: row[k] for k in ("more_runs", "merged_into", "examples", "hint", "detector")}
+    return tables.CapabilityObservation(
+        analysis=analysis, capability=row["id"], gap_low=low, gap_high=high, detail=detail, **columns
+    )
+
+
+def capabilities(db: Database, agent: str | None = None) -> list[dict[str, Any]]:
+    """Every capability with what the latest analysis that measured it said, those selected first."""
+    with db.session() as session:
+        query = select(tables.Capability)
+        if agent is not None:
+            query = query.where(tables.Capability.agent == agent)
+        rows = list(session.exec(query))
+        found = [_row(capability, _observations(session, capability.id)) for capability in rows]
+    return sorted(found, key=lambda r: (r["agent"], not r["selected"], -(r["gap"] if r["gap"] is not None else -1.0)))
+
+
+def find(db: Database, key: str, agent: str | None = None) -> tables.Capability:
+    """A capability by id, detector or name. Raises TraceError when there is none, or several agents have it."""
+    with db.session() as session:
+        query = select(tables.Capability)
+        if agent is not None:
+            query = query.where(tables.Capability.agent == agent)
+        rows = list(session.exec(query))
+    wanted = key.casefold()
+    exact = [r for r in rows if r.id == key] or [
+        r for r in rows if wanted in (r.name.casefold(), (r.detector or "").casefold())
+    ]
+    if len(exact) > 1:
+        names = ", ".join(sorted(r.agent for r in exact))
+        raise TraceError(f"several agents have a capability {key!r}: {names}", fix="say which with --agent")
+    if not exact:
+        known = ", ".join(sorted({r.name for r in rows})[:12])
+        raise TraceError(
+            f"there is no capability {key!r}",
+            where=db.location,
+            fix=f"known: {known}" if known else "none was found yet: run `trace-sdk analyze --agent NAME`",
+        )
+    return exact[0]
+
+
+def show(db: Database, capability: tables.Capability) -> dict[str, Any]:
+    """One capability with its history: what each analysis measured, and its adapters on the same time axis."""
+    with db.session() as session:
+        observations = _observations(session, capability.id)
+        adapters = session.exec(
+            select(tables.Adapter)
+            .where(tables.Adapter.capability == capability.id)
+            .order_by(col(tables.Adapter.version))
+        )
+        events: list[dict[str, Any]] = [_event(analysis, observation) for analysis, observation in observations]
+        for adapter in adapters:
+            served = f"{adapter.name}@{adapter.version}"
+            events.append({"event": "adapter", "at": adapter.created_at, "adapter": served, "state": adapter.state})
+            decisions = session.exec(select(tables.GateDecision).where(tables.GateDecision.adapter == adapter.id))
+            events += [
+                {
+                    "event": "gate",
+                    "at": d.at,
+                    "adapter": served,
+                    "verdict": d.verdict,
+                    "gain": d.gain,
+                    "reason": d.reason,
+                }
+                for d in decisions
+            ]
+    return _row(capability, observations) | {"history": sorted(events, key=lambda e: e["at"])}
+
+
+Observed = tuple[tables.Analysis, tables.CapabilityObservation]
+
+
+def _observations(session: Any, capability: str) -> list[Observed]:
+    """Oldest first."""
+    query = (
+        select(tables.Analysis, tables.CapabilityObservation)
+        .where(tables.CapabilityObservation.analysis == tables.Analysis.id)
+        .where(tables.CapabilityObservation.capability == capability)
+        .order_by(col(tables.Analysis.started_at))
+    )
+    return [(analysis, observation) for analysis, observation in session.exec(query)]
+
+
+def _event(analysis: tables.Analysis, o: tables.CapabilityObservation) -> dict[str, Any]:
+    return {
+        "event": "analysis",
+        "at": analysis.started_at,
+        "analysis": analysis.id,
+        "model": analysis.model,
+        "policy": analysis.policy,
+        "version": analysis.version,
+        "coverage": o.coverage,
+        "gap": o.gap,
+        "gap_ci": [o.gap_low, o.gap_high] if o.gap_low is not None else None,
+        "selected": o.selected,
+        "undecided": o.undecided,
+        "reason": o.reason,
+    }
+
+
+def _row(capability: tables.Capability, observations: Sequence[Observed]) -> dict[str, Any]:
+    latest = _event(*observations[-1]) if observations else {}
+    lacking_since = next((a.started_at for a, o in observations if o.selected), None)
+    return {
+        "id": capability.id,
+        "agent": capability.agent,
+        "name": capability.name,
+        "description": capability.description,
+        "source": capability.source,
+        "detector": capability.detector,
+        "state": capability.state,
+        "coverage": latest.get("coverage"),
+        "gap": latest.get("gap"),
+        "gap_ci": latest.get("gap_ci"),
+        "selected": bool(latest.get("selected")),
+        "undecided": bool(latest.get("undecided")),
+        "reason": latest.get("reason", ""),
+        "analyses": len(observations),
+        "selected_since": lacking_since,
+        "observed_at": latest.get("at"),
+    }

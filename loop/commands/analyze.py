@@ -1,0 +1,100 @@
+"""`trace-sdk analyze`: what does the agent lack?"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from loop.commands.context import database
+
+if TYPE_CHECKING:
+    from loop.analysis.analyze import AnalysisReport, Finding
+
+
+def analyze(
+    agent: str = typer.Option(..., "--agent", help="The agent's name."),
+    passes: int = typer.Option(
+        10, "--passes", min=1, help="Passes that a verdict is counted over; 8 of 10 must agree."
+    ),
+    gap: float = typer.Option(0.20, "--gap", min=0.0, max=1.0, help="Least contrastive gap."),
+    coverage: float = typer.Option(0.10, "--coverage", min=0.0, max=1.0, help="Least share of failures."),
+    model: str | None = typer.Option(None, "--model", help="Only runs of this model."),
+    policy: str | None = typer.Option(None, "--policy", help="Only runs of this policy."),
+    version: str | None = typer.Option(None, "--version", help="Only runs of this version of the agent."),
+    seed: int = typer.Option(0, "--seed", help="Seed of the resampling."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON document on stdout."),
+) -> None:
+    """Contrast failures with successes and name the capabilities that the agent lacks."""
+    from loop.analysis import analyze as run_analysis
+    from loop.analysis.contrast import Thresholds
+
+    with database() as db:
+        report = run_analysis(
+            db,
+            agent,
+            thresholds=Thresholds.of(gap, coverage, passes),
+            model=model,
+            policy=policy,
+            version=version,
+            seed=seed,
+        )
+    print(json.dumps(report.to_json(), indent=2) if as_json else render(report))
+
+
+def render(report: AnalysisReport) -> str:
+    """What a person reads: the counts, the verdict, a line for each capability, and what was not the agent's fault."""
+    counts = report.counts
+    lines = [
+        f"{report.agent}: {counts['failed']} failed, {counts['succeeded']} succeeded, {counts['unknown']} unknown, "
+        f"{counts['excluded']} excluded, {counts['reference']} reference"
+    ]
+    lines += [f"  note: {note}" for note in report.notes]
+    lines += [
+        f"  not the agent's fault ({len(p.trajectories)} runs, {p.boundary}): {p.description}" for p in report.problems
+    ]
+    shown = [f for f in report.findings if f.contrast.lacking_failed or f.contrast.lacking_succeeded]
+    if report.selected:
+        names = ", ".join(f.candidate.detector.name for f in report.selected)
+        lines.append(f"lacks: {names}")
+    else:
+        lines.append(f"nothing selected: {_why_nothing(report, shown)}")
+    if shown:
+        lines.append("")
+        lines.append(
+            f"  {'capability':<38} {'coverage':>8} {'gap':>6}  {'95 %':<15} {'in tasks':>8} {'kept':>5}  verdict"
+        )
+        lines += [_line(f, report.thresholds.passes) for f in shown]
+    for finding in report.selected:
+        lines.append("")
+        lines.append(f"  {finding.candidate.detector.name}: {finding.candidate.detector.description}")
+        examples = finding.to_json([r.id for r in report.runs], [r.success is False for r in report.runs])["examples"]
+        lines += [f"    {e['trajectory']} step {e['step']}: {e['evidence']}" for e in examples[:3]]
+    return "\n".join(lines)
+
+
+def _line(finding: Finding, passes: int) -> str:
+    c = finding.contrast
+    gap = f"{c.gap:.2f}" if c.gap is not None else "–"
+    interval = f"[{c.gap_ci[0]:.2f}, {c.gap_ci[1]:.2f}]" if c.gap_ci else "–"
+    within = f"{c.stratified_gap:.2f}" if c.stratified_gap is not None else "–"
+    verdict = "SELECTED" if c.selected else "undecided" if c.undecided else "no"
+    more = f" (about {c.more_runs} more runs would settle it)" if not c.selected and c.more_runs else ""
+    why = "" if c.selected else f": {c.reason}{more}"
+    name = finding.candidate.detector.name[:38]
+    return f"  {name:<38} {c.coverage:>8.2f} {gap:>6}  {interval:<15} {within:>8} {c.passes_kept:>2}/{passes:<2}  {verdict}{why}"
+
+
+def _why_nothing(report: AnalysisReport, shown: list[Finding]) -> str:
+    if not report.runs:
+        return "no runs with a known outcome are left to contrast"
+    if not report.counts["failed"]:
+        return "no run failed"
+    if not report.counts["succeeded"]:
+        return "no run succeeded, so there is nothing to contrast failures with"
+    if not shown:
+        return "no detector saw anything lacking; what goes wrong is not in the form of the calls"
+    if all(f.contrast.undecided for f in shown):
+        return "too few runs to decide"
+    return "no capability is lacking in failures clearly more often than in successes"

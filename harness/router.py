@@ -34,7 +34,7 @@ class Route:
 
     @property
     def name(self) -> str:
-        """"base", "refund@1", or "refund@1*0.7+lookup@2*0.3"."""
+        """ "base", "refund@1", or "refund@1*0.7+lookup@2*0.3"."""
         if not self.parts:
             return BASE
         if len(self.parts) == 1:

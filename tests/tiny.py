@@ -62,11 +62,11 @@ def build_model(folder: Path, seed: int = 0) -> Path:
         # Wide enough that the next token is not uniform, so that an adapter has something to change.
         initializer_range=0.15,
         tie_word_embeddings=True,
-        eos_token_id=fast.convert_tokens_to_ids(SPECIAL[1]),
-        pad_token_id=fast.convert_tokens_to_ids(SPECIAL[2]),
+        eos_token_id=int(fast.eos_token_id),  # type: ignore[arg-type]
+        pad_token_id=int(fast.pad_token_id),  # type: ignore[arg-type]
         bos_token_id=None,
     )
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    LlamaForCausalLM(config).float().save_pretrained(folder)
     return folder
 
 

@@ -31,7 +31,9 @@ def tasks(count: int, seed: int) -> tuple[list[str], np.ndarray]:
 def test_recovers_a_separable_assignment_on_texts_it_has_not_seen():
     router = Router.fit(*tasks(90, seed=1), ARMS)
     texts, rewards = tasks(120, seed=2)
-    right = sum(router.choose(text).name == ARMS[int(best)] for text, best in zip(texts, rewards.argmax(1), strict=True))
+    right = sum(
+        router.choose(text).name == ARMS[int(best)] for text, best in zip(texts, rewards.argmax(1), strict=True)
+    )
     assert right >= 114
 
 

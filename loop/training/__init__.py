@@ -1,0 +1,1 @@
+"""Adapters are trained here: a supervised warm start, then GRPO on episodes that the served model plays."""

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ def featurize(text: str, tools: Sequence[str] = ()) -> Array:
     text = re.sub(r"\d", "0", text)
     words = re.findall(r"\w+|@", text)
     vector = np.zeros(DIMENSIONS + 1)
-    _add(vector, [f"w {w}" for w in words] + [f"p {a} {b}" for a, b in zip(words, words[1:], strict=False)], 1.0)
+    _add(vector, [f"w {w}" for w in words] + [f"p {a} {b}" for a, b in pairwise(words)], 1.0)
     grams = [f"c {p[i : i + n]}" for p in (f"<{w}>" for w in words) for n in (3, 4, 5) for i in range(len(p) - n + 1)]
     _add(vector, grams, 0.5)
     _add(vector, [f"t {name}" for name in sorted(set(tools))], _TOOL_WEIGHT)

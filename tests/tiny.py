@@ -13,7 +13,8 @@ SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>")
 TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{% endif %}
 {%- for tool in tools %}{{- tool | tojson + '\\n' }}{% endfor %}{{- '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{% endif %}
+{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
 {%- for m in messages if m.role != 'system' %}
 {%- if m.role == 'tool' %}{{- '<|im_start|>user\\n<tool_response>' + m.content + '</tool_response><|im_end|>\\n' }}
 {%- else %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}

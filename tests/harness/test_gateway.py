@@ -197,7 +197,8 @@ def test_a_dead_upstream_is_a_502_in_the_openai_form(gateway: Gateway, upstream:
     chat(gateway)
     upstream.kill()
     began = time.monotonic()
-    for more in ({}, {"stream": True}, {"model": "base"}):
+    requests: list[dict[str, Any]] = [{}, {"stream": True}, {"model": "base"}]
+    for more in requests:
         answer = chat(gateway, **more)
         assert answer.status_code == 502
         assert "cannot be reached" in answer.json()["error"]["message"]

@@ -57,7 +57,7 @@ _SYSTEM_FAULT = re.compile(
     re.I,
 )
 _ERROR_KEY = re.compile(
-    r'^\s*\{\s*"(error|errors|exception|error_message|error_code)"\s*:\s*(?!null|""|\[\]|\{\}|false|0)|'
+    r'^\s*\{\s*"(error|errors|exception|error_message|error_code)"\s*:(?!\s*(null|""|\[\]|\{\}|false|0))|'
     r'"(success|ok|succeeded)"\s*:\s*false|"status"\s*:\s*"(error|failed|failure|rejected|invalid)"|"is_?[eE]rror"\s*:\s*true'
 )
 _ERROR_START = re.compile(

@@ -151,13 +151,12 @@ def analyze(
 
     runs = list(load(db, agent=agent))
     if not runs:
-        raise TraceError(
-            f"no runs of an agent called {agent!r}" if (known := history.agents(db)) else "the database has no runs",
-            where=db.location,
-            fix=f"known agents: {', '.join(known)}"
-            if known
-            else "record some with @trace.agent, or `trace-sdk import`",
-        )
+        known = history.agents(db)
+        if not known:
+            fix = "record some with @trace.agent, or bring some in with `trace-sdk import`"
+            raise TraceError("the database has no runs", where=db.location, fix=fix)
+        fix = f"known agents: {', '.join(known)}"
+        raise TraceError(f"no runs of an agent called {agent!r}", where=db.location, fix=fix)
     wanted = [
         run
         for run in runs

@@ -36,13 +36,17 @@ NA = Label("NA")
 
 @dataclass(frozen=True, slots=True)
 class LapseContext:
-    """What a lapse may know: the tools and the task's first messages, both in chat form."""
+    """What a lapse may know: the task's first messages, and the tools, both in chat form.
 
-    tools: Sequence[Mapping[str, Any]] = ()
+    A `harness.environment.Task` may stand in for it: then which tools change something is told from their names.
+    """
+
     messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
-Lapse = Callable[[Sequence[Act], LapseContext], "Sequence[Act] | None"]
+# The second argument is a LapseContext or a Task.
+Lapse = Callable[[Sequence[Act], Any], "Sequence[Act] | None"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from harness.environment import Act
 from harness.tool_kinds import is_write
 from loop.analysis.labels import LapseContext
-from loop.analysis.values import EMAIL, named_values
+from loop.analysis.values import EMAIL, named_values, names_something
 
 Acts = Sequence[Act]
 
@@ -30,7 +30,7 @@ def calls_unknown_tool(acts: Acts, context: LapseContext) -> Acts | None:
 def drops_required_argument(acts: Acts, context: LapseContext) -> Acts | None:
     """The last call that has a required argument leaves it out, and the run ends there."""
     for index in range(len(acts) - 1, -1, -1):
-        required = _schema(context, acts[index].tool).get("required") or ()
+        required = _schema(context, acts[index].tool).get("required") or tuple(acts[index].arguments)
         present = [name for name in required if name in acts[index].arguments]
         if present:
             arguments = {k: v for k, v in acts[index].arguments.items() if k != present[0]}
@@ -125,12 +125,17 @@ def without_tool(tool: str, acts: Acts) -> Acts | None:
 def _writes(act: Act, context: LapseContext) -> bool:
     if not act.tool:
         return False
-    schema = next((t for t in context.tools if (t.get("function") or t).get("name") == act.tool), None)
+    schema = next((t for t in _tools(context) if (t.get("function") or t).get("name") == act.tool), None)
     return bool(is_write(act.tool, schema))
 
 
+def _tools(context: LapseContext) -> Sequence[Mapping[str, Any]]:
+    """A task may stand for the context: it knows its messages and not the tools."""
+    return getattr(context, "tools", ())
+
+
 def _schema(context: LapseContext, tool: str | None) -> Mapping[str, Any]:
-    for entry in context.tools:
+    for entry in _tools(context):
         function = entry.get("function") or entry
         if function.get("name") == tool:
             return function.get("parameters") or {}
@@ -150,14 +155,15 @@ def _put(acts: Acts, index: int, act: Act) -> Acts:
 
 
 def _user_identifier(context: LapseContext) -> str | None:
-    """An address that the user mentioned: what an agent that skips the look-up passes on."""
-    for message in context.messages:
-        if message.get("role") == "user":
-            for token in str(message.get("content") or "").split():
-                token = token.strip(".,;:!?()<>\"'")
-                if EMAIL.match(token):
-                    return token
-    return None
+    """What an agent that skips the look-up passes on: an address that the user mentioned, else a number or name."""
+    said = [
+        token.strip(".,;:!?()<>\"'")
+        for message in context.messages
+        if message.get("role") == "user"
+        for token in str(message.get("content") or "").split()
+    ]
+    addresses = [token for token in said if EMAIL.match(token)]
+    return next(iter(addresses or [token for token in said if names_something("", token)]), None)
 
 
 def _renamed(value: Any, spoken: str | None, keep: Any = lambda _: False) -> Any:

@@ -82,8 +82,8 @@ def _line(finding: Finding, passes: int) -> str:
     verdict = "SELECTED" if c.selected else "undecided" if c.undecided else "no"
     more = f" (about {c.more_runs} more runs would settle it)" if not c.selected and c.more_runs else ""
     why = "" if c.selected else f": {c.reason}{more}"
-    name = finding.candidate.detector.name[:38]
-    return f"  {name:<38} {c.coverage:>8.2f} {gap:>6}  {interval:<15} {within:>8} {c.passes_kept:>2}/{passes:<2}  {verdict}{why}"
+    numbers = f"{c.coverage:>8.2f} {gap:>6}  {interval:<15} {within:>8} {c.passes_kept:>2}/{passes:<2}"
+    return f"  {finding.candidate.detector.name[:38]:<38} {numbers}  {verdict}{why}"
 
 
 def _why_nothing(report: AnalysisReport, shown: list[Finding]) -> str:

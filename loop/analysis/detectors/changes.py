@@ -57,12 +57,13 @@ def _follow_through(view: View) -> Label:
     asked = sorted(verb for verb in frozenset[str]().union(*(f.verbs for f in changing)) if _asks(spoken, verb))
     if not asked:
         return NA
-    if any(action.write and action.accepted for action in view.actions):
-        return Label("PRESENT")
+    changes = [action for action in view.actions if action.write]
+    if changes:
+        # Why every change was refused is what other detectors look at; trying was not lacking.
+        return Label("PRESENT") if any(action.accepted for action in changes) else NA
     step = len(view.actions) - 1 if view.actions else None
-    tried = any(action.write for action in view.actions)
-    what = "every change was refused" if tried else "no change was made"
-    return Label("LACKING", step, view.last_agent_message, f"the user asked to {' or '.join(asked[:3])}, and {what}")
+    evidence = f"the user asked to {' or '.join(asked[:3])}, and no call that changes anything was made"
+    return Label("LACKING", step, view.last_agent_message, evidence)
 
 
 def _asks(text: str, verb: str) -> bool:

@@ -64,9 +64,10 @@ def _consults_tools(view: View) -> Label:
         return NA
     if any(a.accepted for a in view.actions):
         return Label("PRESENT")
-    what = "no call was answered" if view.actions else "no tool was called"
-    step = len(view.actions) - 1 if view.actions else None
-    return Label("LACKING", step, view.last_agent_message, f"answered although {what}")
+    if view.actions:
+        # It asked and was refused: what it made of that is not this capability.
+        return NA
+    return Label("LACKING", None, view.last_agent_message, "answered without having called any tool")
 
 
 COMPLETE_ENDING = Detector(
@@ -88,7 +89,7 @@ GROUNDED_ANSWER = Detector(
 CONSULTS_TOOLS = Detector(
     id="consults_tools",
     name="Consulting tools before answering",
-    description="Gets at least one useful answer from a tool before answering a request that tools are there for.",
+    description="Calls a tool before answering a request, instead of answering from memory.",
     hint="Use the tools to find out before you answer: do not answer from memory.",
     look=_consults_tools,
     lapse=lapses.answers_without_looking,

@@ -38,6 +38,16 @@ def insert_missing(connection: Connection, table: type[Row], rows: Sequence[dict
     connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
 
 
+def insert_or_replace(connection: Connection, table: type[Row], rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows with different ids; one whose ``id`` is there already takes its place."""
+    if not rows:
+        return
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table)
+    changed = {key: statement.excluded[key] for key in rows[0] if key != "id"}
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changed), rows)
+
+
 def existing(connection: Connection, column: Any, values: Iterable[str]) -> set[str]:
     """Those of the values that the column (a key or an indexed one) has."""
     found: set[str] = set()

@@ -121,6 +121,8 @@ class ModelCall(Row, table=True):
     id: str = Field(primary_key=True)
     trajectory: str = Field(foreign_key="trajectory.id", index=True)
     seq: int
+    attempt: int = 1
+    """How often the client tried. A retry is the same call, and replaces the attempt that failed."""
     thread: str | None = None
     """Which of the run's message threads it belongs to."""
     started_at: float

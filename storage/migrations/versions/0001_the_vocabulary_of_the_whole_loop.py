@@ -311,6 +311,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("trajectory", sa.String(), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("thread", sa.String(), nullable=True),
         sa.Column("started_at", sa.Float(), nullable=False),
         sa.Column("latency", sa.Float(), nullable=True),

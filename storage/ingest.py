@@ -1,0 +1,227 @@
+"""The spool of the recorder, read into the database: every event once, whatever is killed when.
+
+How far a segment was read is committed in the transaction that writes what was read. A segment that can be locked
+has no writer any more (the kernel drops its lock): its runs without an end are aborted, and the file is deleted
+after everything in it was committed. A torn last line is left alone while the writer lives.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+from sqlalchemy import Connection, delete, select, update
+from sqlmodel import col
+
+from storage import assembly, bulk, codec
+from storage.database import Database
+from storage.errors import TraceError
+from storage.tables import SpoolSegment
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
+log = structlog.get_logger()
+
+# Read and committed at once. A single longer line is read whole.
+_CHUNK_BYTES = 8 << 20
+# Where files cannot be locked, a writer that has been silent for so long is taken for dead.
+_SILENT_SECONDS = 24 * 3600
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """What one reading of the spool brought."""
+
+    segments: int = 0
+    """Segments that were read to their present end."""
+    events: int = 0
+    runs: int = 0
+    ended: int = 0
+    aborted: int = 0
+    outcomes: int = 0
+    broken: int = 0
+    """Lines that are no events; their segment is kept as `NAME.jsonl.broken`."""
+    orphans: int = 0
+    """Events of runs whose start never arrived."""
+    dropped: int = 0
+    """Successes that the recorder sampled out; others of their kind have more weight."""
+
+
+def ingest_spool(db: Database, home: Path) -> IngestReport:
+    """Read what is new in `{home}/spool`. Any number of processes may do so at once.
+
+    Raises TraceError if the spool is there and cannot be read.
+    """
+    report = IngestReport()
+    folder = home / "spool"
+    try:
+        paths = sorted(folder.glob("*.jsonl"))
+    except OSError as error:
+        raise TraceError(f"the spool cannot be read: {error.strerror}", where=str(folder)) from error
+    positions = _positions(db)
+    for path in paths:
+        with _opened(path) as file:
+            if file is None:
+                continue
+            dead = _writer_is_dead(file)
+            # Most segments have nothing new; they must not cost a write lock.
+            if dead or os.fstat(file.fileno()).st_size > positions.get(path.name, 0):
+                while _read_chunk(db, path, file, dead, report):
+                    pass
+                report.segments += 1
+            if dead:
+                _discard(db, path)
+    _forget(db, positions.keys() - {path.name for path in paths})
+    if report.events or report.broken:
+        log.info("spool.ingested", runs=report.runs, events=report.events, aborted=report.aborted, broken=report.broken)
+    if report.broken:
+        log.warning("spool.broken_lines", lines=report.broken, kept_in=str(folder))
+    if report.orphans:
+        log.warning("spool.events_without_run", events=report.orphans)
+    return report
+
+
+def _read_chunk(db: Database, path: Path, file: BinaryIO, dead: bool, report: IngestReport) -> bool:
+    """Read and commit the next part of a segment. Returns whether there may be more."""
+    with db.connection() as connection:
+        segment = _claim(connection, path)
+        if segment is None:
+            return False
+        file.seek(segment.position)
+        data, at_end = _whole_lines(file, dead)
+        events, broken = _parse(data)
+        applied = assembly.apply(connection, events, path.name)
+        aborted = assembly.abort(connection, path.name) if at_end and dead else 0
+        connection.execute(
+            update(SpoolSegment)
+            .where(col(SpoolSegment.name) == path.name)
+            .values(
+                position=segment.position + len(data),
+                events=segment.events + len(events),
+                broken=segment.broken + broken,
+                updated_at=time.time(),
+            )
+        )
+    # Counted after the commit: what is reported is stored.
+    report.events += len(events)
+    report.broken += broken
+    report.aborted += aborted
+    report.runs += applied.runs
+    report.ended += applied.ended
+    report.outcomes += applied.outcomes
+    report.orphans += applied.orphans
+    report.dropped += applied.dropped
+    return not at_end
+
+
+def _claim(connection: Connection, path: Path) -> SpoolSegment | None:
+    """The segment's row, locked until commit; None if another process has finished with the file.
+
+    That process removes the file before it forgets the row, so a file that is there was not forgotten.
+    """
+    bulk.insert_missing(
+        connection,
+        SpoolSegment,
+        [{"name": path.name, "position": 0, "events": 0, "broken": 0, "updated_at": time.time()}],
+    )
+    query = select(SpoolSegment).where(col(SpoolSegment.name) == path.name).with_for_update()
+    row = connection.execute(query).one()
+    return SpoolSegment(**row._mapping) if path.exists() else None
+
+
+def _whole_lines(file: BinaryIO, dead: bool) -> tuple[bytes, bool]:
+    """The next whole lines, and whether they reach the end. A dead writer's torn line counts as a line."""
+    data = file.read(_CHUNK_BYTES)
+    while True:
+        more = file.read(1)
+        cut = len(data) if not more and dead else data.rfind(b"\n") + 1
+        if cut or not more:
+            return data[:cut], not more
+        data += more + file.read(_CHUNK_BYTES)
+
+
+def _parse(data: bytes) -> tuple[list[assembly.Event], int]:
+    events: list[assembly.Event] = []
+    broken = 0
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            value = codec.strict_loads(line)
+        except ValueError:
+            value = None
+        if assembly.is_event(value):
+            events.append(value)
+        else:
+            broken += 1
+    return events, broken
+
+
+def _writer_is_dead(file: BinaryIO) -> bool:
+    """Whether the segment's lock can be had. It is then held until the file is closed."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # A file system without locks.
+    return time.time() - os.fstat(file.fileno()).st_mtime > _SILENT_SECONDS
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | None]:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        # Another process has read it to the end meanwhile.
+        yield None
+        return
+    except OSError as error:
+        raise TraceError(
+            f"a segment of the spool cannot be read: {error.strerror}",
+            where=str(path),
+            fix="Run this as the user that runs the agent, or give it access.",
+        ) from error
+    with file:
+        yield file
+
+
+def _positions(db: Database) -> dict[str, int]:
+    with db.engine.connect() as connection:
+        query = select(col(SpoolSegment.name), col(SpoolSegment.position))
+        return {row.name: row.position for row in connection.execute(query)}
+
+
+def _discard(db: Database, path: Path) -> None:
+    """Remove a segment that was read to its end, then what is known of it, in this order."""
+    with db.engine.connect() as connection:
+        broken = connection.scalar(select(col(SpoolSegment.broken)).where(col(SpoolSegment.name) == path.name))
+    if broken is None:
+        return
+    try:
+        if broken:
+            path.rename(path.with_name(path.name + ".broken"))
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("spool.segment_not_removed", path=str(path), reason=error.strerror)
+        return
+    _forget(db, {path.name})
+
+
+def _forget(db: Database, names: set[str]) -> None:
+    """Drop the positions of segments whose files are gone."""
+    if names:
+        with db.connection() as connection:
+            connection.execute(delete(SpoolSegment).where(col(SpoolSegment.name).in_(names)))

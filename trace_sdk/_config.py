@@ -1,0 +1,62 @@
+"""Settings of the recorder: from `init`, else from the environment, read once per process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+Redactor = Callable[[str], str]
+"""Takes one text, returns it redacted. A replacement of the form ``<KIND>`` is numbered per trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `init` sets. ``queue_bytes`` bounds what waits in memory for the writer."""
+
+    home: Path
+    redact: Redactor | None = None
+    sample_successes: float = 1.0
+    gateway: str | None = None
+    enabled: bool = True
+    queue_bytes: int = 64 * 2**20
+    segment_bytes: int = 32 * 2**20
+    interval: float = 0.1
+    """Seconds that the writer waits to gather events into one write: part of the stated loss window."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+def from_environment(
+    home: str | os.PathLike[str] | None = None,
+    redact: Redactor | None = None,
+    sample_successes: float = 1.0,
+) -> Settings:
+    """Settings with the environment's TRACE_HOME, TRACE_GATEWAY and TRACE_DISABLED where nothing was given.
+
+    Raises ValueError when sample_successes is not in 0..1 or TRACE_GATEWAY is not an http address.
+    """
+    if not 0.0 <= sample_successes <= 1.0:
+        raise ValueError(f"sample_successes is {sample_successes}, not a fraction between 0 and 1")
+    gateway = os.environ.get("TRACE_GATEWAY") or None
+    if gateway is not None:
+        parts = urlsplit(gateway)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"TRACE_GATEWAY is {gateway!r}, not an http address such as http://127.0.0.1:8811")
+    return Settings(
+        # Absolute at once: the agent may change its working directory later.
+        home=Path(os.path.abspath(home or os.environ.get("TRACE_HOME") or ".trace")),
+        redact=redact,
+        sample_successes=sample_successes,
+        gateway=gateway,
+        enabled=os.environ.get("TRACE_DISABLED", "").lower() in ("", "0", "false", "no"),
+        secrets=_secrets_of_environment(),
+    )
+
+
+def _secrets_of_environment() -> tuple[str, ...]:
+    """Values of variables whose names say that they are secret; long ones only, so no ordinary word is hit."""
+    marks = ("API_KEY", "APIKEY", "SECRET", "PASSWORD", "TOKEN", "CREDENTIAL", "PRIVATE_KEY", "ACCESS_KEY")
+    found = {v for k, v in os.environ.items() if len(v) >= 12 and any(mark in k.upper() for mark in marks)}
+    return tuple(sorted(found, key=len, reverse=True))

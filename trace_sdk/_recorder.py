@@ -1,0 +1,309 @@
+"""The one recorder of a process: a bounded queue that the agent appends to, and a thread that writes it out.
+
+The agent's side never waits for the disk and never sees an exception. The thread starts with the first event,
+once per process id: a forked child starts its own, on its own segment. What cannot be kept is counted, and
+said once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trace_sdk import _ids, _log
+from trace_sdk._config import Settings, from_environment
+from trace_sdk._redact import Redaction
+from trace_sdk._spool import Spool
+
+Render = Callable[[Any], dict[str, Any] | None]
+"""Turns what the agent's side put aside into an event; runs in the writer's thread. None: nothing to write."""
+
+_WRITE_BYTES = 2**20
+_PROVISIONAL_AFTER = 0.5
+_EXIT_TIMEOUT = 5.0
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno.EINTR})
+
+
+class Recorder:
+    """Use the module's `recorder`; `configure` before the first event, or let the environment decide."""
+
+    def __init__(self) -> None:
+        self._settings: Settings | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        # Re-entrant: a finalizer that the garbage collector runs inside `put` may put an event itself.
+        self._lock = threading.RLock()
+        self._drain_lock = threading.RLock()
+        self._done = threading.Condition(threading.Lock())
+        self._wake = threading.Event()
+        self._items: list[tuple[Render, Any, int]] = []
+        self._bytes = 0
+        self._put = self._attempted = self._written = 0
+        self._idle = self._urgent = self._failing = False
+        self._progress = 0.0
+        self._thread: threading.Thread | None = None
+        self._spool: Spool | None = None
+        self._redaction: Redaction | None = None
+        self._backlog: list[tuple[bytes, list[str], list[str], int, int]] = []
+        self.open_calls: dict[str, Any] = {}
+        self.open_generators: dict[int, Any] = {}
+        self.dropped = 0
+
+    @property
+    def settings(self) -> Settings:
+        if self._settings is None:
+            try:
+                self._settings = from_environment()
+            except ValueError as error:  # the agent did not ask for this: record without it rather than fail
+                _log.say_once("settings", "trace.settings_ignored", problem=str(error))
+                os.environ.pop("TRACE_GATEWAY", None)
+                self._settings = from_environment()
+        return self._settings
+
+    def configure(self, settings: Settings) -> None:
+        """Take new settings; what was recorded before is written under the old ones first."""
+        if self._put:
+            self.flush(_EXIT_TIMEOUT)
+        with self._drain_lock:
+            if self._spool is not None:
+                self._spool.close()
+            self._spool = self._redaction = None
+            self._settings = settings
+
+    # The agent's side.
+
+    def put(self, render: Render, data: object, size: int) -> None:
+        """Append one event of about ``size`` bytes. Never blocks on the disk; never raises."""
+        settings = self._settings or self.settings
+        with self._lock:
+            if self._bytes + size > settings.queue_bytes:
+                self.dropped += 1
+                full = True
+            else:
+                self._items.append((render, data, size))
+                self._bytes += size
+                self._put += 1
+                full = False
+        if full:
+            _log.say_once("full", "trace.queue_full_events_dropped", queue_bytes=settings.queue_bytes)
+        if self._thread is None:
+            self._start()
+        if self._idle or self._bytes * 2 > settings.queue_bytes:
+            self._wake.set()
+            if self._bytes * 4 > settings.queue_bytes * 3:
+                self._make_way()
+
+    def _make_way(self) -> None:
+        # Nearly full because the agent's threads keep the interpreter from the writer's, not because of the
+        # disk: hand it over for a moment. Where the writer makes no progress this does not wait at all.
+        if not self._failing and time.monotonic() - self._progress < 0.05:
+            time.sleep(0.0005)
+
+    def flush(self, timeout: float | None = None, *, sync: bool = False) -> bool:
+        """Wait until everything put so far is in the spool (on the disk, with ``sync``). False when it isn't."""
+        with self._lock:
+            target = self._put
+            clean = self.dropped == 0
+        if target == 0:
+            return clean
+        self._urgent = True
+        self._wake.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._drain()
+        with self._done:
+            self._done.wait_for(lambda: self._attempted >= target, timeout)
+            kept = self._written >= target
+        if kept and sync:
+            try:
+                with self._drain_lock:
+                    if self._spool is not None:
+                        self._spool.sync()
+            except OSError as error:
+                self._complain(error)
+                return False
+        return kept
+
+    def open_call(self, call_id: str, call: object) -> None:
+        """A model call is under way: if it takes long, its request is written before its response is there."""
+        self.open_calls[call_id] = call
+        if self._thread is None:
+            self._start()
+        if self._idle:
+            self._wake.set()
+
+    # The writer's side.
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._work, name="trace-sdk-writer", daemon=True)
+            self._thread = thread
+        _register_exit()
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is ending: what is queued is written at exit
+            with self._lock:
+                self._thread = None
+            if sys.is_finalizing():
+                self._drain()
+
+    def _work(self) -> None:
+        while True:
+            self._idle = True
+            if not self._items and not self._backlog and not self._urgent:
+                self._wake.wait(_PROVISIONAL_AFTER / 2 if self.open_calls else None)
+            self._idle = False
+            if not self._urgent:
+                self._wake.clear()
+                if not self._urgent:
+                    self._wake.wait(1.0 if self._failing else self.settings.interval)
+            self._wake.clear()
+            try:
+                self._drain()
+            except Exception as error:
+                _log.say_once("writer", "trace.writer_error", error=repr(error))
+
+    def _drain(self) -> None:
+        with self._drain_lock:
+            self._urgent = False
+            self._add_provisional()
+            with self._lock:
+                items, self._items = self._items, []
+            self._progress = time.monotonic()
+            self._render(items)
+            failed = not self._write_backlog()
+            with self._done:
+                self._attempted += len(items)
+                if not failed:
+                    self._written = self._attempted
+                self._done.notify_all()
+
+    def _add_provisional(self) -> None:
+        if not self.open_calls:
+            return
+        now = time.time()
+        for call in list(self.open_calls.values()):
+            if not call.provisional and now - call.started > _PROVISIONAL_AFTER:
+                call.provisional = True
+                self.put(call.render_provisional, None, call.size)
+
+    def _render(self, items: list[tuple[Render, Any, int]]) -> None:
+        """Events to lines, gathered to writes of about a megabyte, at the end of the backlog."""
+        redaction = self._redaction
+        if redaction is None:
+            redaction = self._redaction = Redaction(self.settings.redact, self.settings.secrets)
+        lines: list[bytes] = []
+        started: list[str] = []
+        ended: list[str] = []
+        pending = size = count = 0
+        for render, data, weight in items:
+            size += weight
+            count += 1
+            try:
+                event = render(data)
+                if event is not None:
+                    line = redaction.line(event)
+                    lines.append(line)
+                    pending += len(line)
+                    kind = event["type"]
+                    if kind == "start":
+                        started.append(event["id"])
+                    elif kind == "end":
+                        ended.append(event["id"])
+            except Exception as error:  # fails closed: what cannot be redacted or encoded is not written
+                self.dropped += 1
+                _log.say_once("render", "trace.event_dropped", error=repr(error))
+            if pending > _WRITE_BYTES:
+                self._backlog.append((b"".join(lines), started, ended, size, count))
+                lines, started, ended, pending, size, count = [], [], [], 0, 0, 0
+                self._write_backlog()
+            # The agent's threads get the interpreter back after every event, not after the switch interval.
+            time.sleep(0)
+        if count:
+            self._backlog.append((b"".join(lines), started, ended, size, count))
+
+    def _write_backlog(self) -> bool:
+        if self._spool is None:
+            self._spool = Spool(self.settings.home, self.settings.segment_bytes)
+        while self._backlog:
+            data, started, ended, size, _ = self._backlog[0]
+            try:
+                if data:
+                    self._spool.append(data, started, ended)
+                self._failing = False
+            except OSError as error:
+                self._failing = True
+                self._complain(error)
+                if error.errno in _FULL_DISK:
+                    return False  # it may get room again: keep what fits in memory, and try again
+                for _, _, _, lost_size, lost in self._backlog:
+                    self._release(lost_size)
+                    self.dropped += lost
+                self._backlog.clear()
+                return False
+            self._backlog.pop(0)
+            self._release(size)
+            self._progress = time.monotonic()
+        return True
+
+    def _release(self, size: int) -> None:
+        with self._lock:
+            self._bytes -= size
+
+    def _complain(self, error: OSError) -> None:
+        _log.say_once("disk", "trace.recording_impossible", home=str(self.settings.home), error=str(error))
+
+    # The ends of a process.
+
+    def at_exit(self) -> None:
+        """Write what is left; called at a normal end, and at the end of a multiprocessing child."""
+        with contextlib.suppress(Exception):
+            for call in list(self.open_calls.values()):
+                call.abandon()
+            for generator in list(self.open_generators.values()):
+                generator.end()
+            if self._put and not self.flush(_EXIT_TIMEOUT) and self.dropped == 0:
+                _log.say_once("exit", "trace.exit_before_everything_was_written")
+            if self.dropped:
+                _log.say_once("dropped", "trace.events_lost", count=self.dropped)
+
+    def after_fork(self) -> None:
+        """In a forked child: what the parent queued is the parent's to write; start afresh, lazily."""
+        spool = self._spool
+        self._reset()
+        if spool is not None:
+            # Closing, not unlocking: the lock belongs to the parent's description too, and stays with it.
+            spool.close()
+        _ids.reseed()
+        _log.reset()
+
+
+recorder = Recorder()
+_registered_pid: list[int] = []
+
+
+def _register_exit() -> None:
+    pid = os.getpid()
+    if pid in _registered_pid:
+        return
+    if not _registered_pid:
+        atexit.register(recorder.at_exit)
+    _registered_pid[:] = [pid]
+    # A forked multiprocessing child ends with os._exit after its finalizers: atexit never runs there.
+    process = sys.modules.get("multiprocessing.process")
+    util = sys.modules.get("multiprocessing.util")
+    if process is not None and util is not None and process.parent_process() is not None:
+        util.Finalize(None, recorder.at_exit, exitpriority=-100)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=recorder.after_fork)

@@ -1,0 +1,1 @@
+"""Agents of the kind a team already has, with TRACE added to them."""

@@ -100,13 +100,16 @@ def check_fits(adapter: AdapterFolder, served: Mapping[str, Shape], max_rank: in
             )
 
 
-def model_shapes(folder: Path) -> dict[str, Shape]:
-    """Name → shape of every tensor in a model folder (one file or shards). Empty when it has no safetensors."""
+def linear_shapes(folder: Path) -> dict[str, Shape]:
+    """Name → shape (out, in) of the weights of the linear layers in a model's blocks: what adapters may change.
+
+    From one file or shards; embeddings and the output head are left out. Empty when there are no safetensors.
+    """
     shapes: dict[str, Shape] = {}
     for file in sorted(folder.glob("*.safetensors")):
         if file.name != WEIGHTS:
             shapes.update(safetensors_shapes(file))
-    return shapes
+    return {name: shape for name, shape in shapes.items() if len(shape) == 2 and re.search(r"\.\d+\..+\.weight$", name)}
 
 
 def safetensors_shapes(file: Path) -> dict[str, Shape]:

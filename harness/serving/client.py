@@ -31,7 +31,7 @@ class Completion:
 class VLLMClient:
     """Talks to a vLLM server at ``url`` ("http://127.0.0.1:8000"). Safe to use from several threads.
 
-    ``served`` are the shapes of the base model's weights, which adapters are checked against; empty: not checked.
+    ``served`` are the shapes of the linear layers that adapters are checked against (`linear_shapes`); empty: no check.
     Every method raises TraceError when the server cannot be reached or refuses.
     """
 
@@ -40,6 +40,7 @@ class VLLMClient:
         self.max_lora_rank = max_lora_rank
         self._served = served or {}
         self._adapters: dict[str, AdapterFolder] = {}
+        self._bound: dict[str, str] = {}  # every name ever loaded → sha256, kept when it is unloaded
         # Loopback or a team's own host: a proxy from the environment would only be in the way.
         self._http = httpx.Client(trust_env=False, timeout=httpx.Timeout(600.0, connect=10.0))
 
@@ -66,8 +67,7 @@ class VLLMClient:
         the weights before (vllm-project/vllm issue 42125). Loading the same weights again does nothing.
         """
         folder = read_adapter(path)
-        known = self._adapters.get(name)
-        if known is not None and known.sha256 != folder.sha256:
+        if self._bound.get(name, folder.sha256) != folder.sha256:
             raise TraceError(
                 f"adapter {name} is already bound to other weights", where=str(path), fix="Load it under a new name."
             )
@@ -77,11 +77,12 @@ class VLLMClient:
             check_fits(folder, self._served, self.max_lora_rank)
         if name not in self.models():
             self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path.resolve())})
-        elif known is None and self._root(name) != str(path.resolve()):
+        elif name not in self._bound and self._root(name) != str(path.resolve()):
             raise TraceError(
                 f"adapter {name} is already served from another folder", where=self.url, fix="Load it under a new name."
             )
         self._adapters[name] = folder
+        self._bound[name] = folder.sha256
         if name not in self.models():
             raise TraceError(f"the server took adapter {name} but does not list it", where=self.url, fix="See its log.")
         log.info("adapter loaded", name=name, sha256=folder.sha256[:12], rank=folder.rank)
@@ -91,6 +92,7 @@ class VLLMClient:
         """Stop serving ``name``. Its name stays bound to its weights. Nothing happens when it isn't served."""
         if name in self.models():
             self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+            self._adapters.pop(name, None)
             log.info("adapter unloaded", name=name)
 
     def complete(

@@ -10,20 +10,26 @@ import re
 import socket
 import sys
 import tempfile
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import structlog
 
-from harness.serving.adapters import model_shapes
+from harness.mixtures import mix
+from harness.serving.adapters import linear_shapes
 from harness.serving.client import BASE, VLLMClient
 from harness.serving.process import OwnedProcess
 from storage.errors import TraceError
 
 log = structlog.get_logger()
 HOST = "127.0.0.1"
+_MIXTURES = 8
+"""How many mixtures are kept loaded at a time."""
 
 
 class VLLMServer(VLLMClient):
@@ -71,7 +77,9 @@ class VLLMServer(VLLMClient):
         self._tool_parser = tool_parser
         self._start_timeout = start_timeout
         self._process: OwnedProcess | None = None
-        super().__init__(f"http://{HOST}:{port}", served=model_shapes(model), max_lora_rank=max_lora_rank)
+        self._mixing = threading.Lock()
+        self._mixtures: OrderedDict[tuple[tuple[str, float], ...], str] = OrderedDict()
+        super().__init__(f"http://{HOST}:{port}", served=linear_shapes(model), max_lora_rank=max_lora_rank)
 
     def start(self) -> Self:
         """Start and wait until it serves. Raises TraceError, with the log's last telling line, when it cannot."""
@@ -103,6 +111,29 @@ class VLLMServer(VLLMClient):
         if self._process is not None:
             self._process.stop()
             self._process = None
+
+    def serve_mixture(self, parts: Sequence[tuple[str, float]]) -> str:
+        """Serve the weighted sum of loaded adapters; its name. Built once; the oldest unused give way to new ones.
+
+        Raises TraceError when an adapter isn't loaded or the ranks add up to more than the server takes.
+        """
+        key = tuple(sorted(parts))
+        with self._mixing:
+            if key in self._mixtures:
+                self._mixtures.move_to_end(key)
+                return self._mixtures[key]
+            missing = [name for name, _ in key if name not in self._adapters]
+            if missing:
+                raise TraceError(f"adapter {missing[0]} is not loaded", where=self.url, fix="Load it first.")
+            sources = [(self._adapters[name].path, weight) for name, weight in key]
+            folder = mix(sources, self.adapters_dir / "mixtures", max_rank=self.max_lora_rank)
+            self.load_adapter(folder.name, folder)
+            self._mixtures[key] = folder.name
+            while len(self._mixtures) > _MIXTURES:
+                _, oldest = self._mixtures.popitem(last=False)
+                if oldest not in self._mixtures.values():
+                    self.unload_adapter(oldest)
+            return folder.name
 
     def alive(self) -> bool:
         """Whether the process runs and answers its health check."""
@@ -159,6 +190,10 @@ class VLLMServer(VLLMClient):
         for option, value in options.items():
             command += [option, str(value)]
         command += ["--enable-lora", "--enable-prefix-caching", "--enable-auto-tool-choice"]
+        if self._served:
+            # Else vLLM wraps embeddings and head too, and pays for them at every sampled token.
+            projections = {name.split(".")[-2] for name in self._served}
+            command += ["--lora-target-modules", *sorted(projections)]
         if not on_gpu():
             # Prefixes are shared in whole blocks; the CPU's default of 128 tokens wastes most of a short prompt.
             command += ["--block-size", "32"]
@@ -166,13 +201,21 @@ class VLLMServer(VLLMClient):
 
     def _environment(self) -> dict[str, str]:
         wanted = {
+            **({} if on_gpu() else _cpu_environment(self._kv_cache_gib)),
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": str(self._kv_cache_gib),
         }
         return {**wanted, **os.environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+
+
+def _cpu_environment(kv_cache_gib: int) -> dict[str, str]:
+    environment = {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)}
+    if hasattr(os, "sched_getaffinity"):
+        # By default vLLM keeps a core free for its scheduler, which on two cores is half of the machine.
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    return environment
 
 
 def telling_line(text: str) -> str:

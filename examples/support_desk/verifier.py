@@ -74,6 +74,7 @@ def _wrong_reply(ticket: Ticket, reply: str) -> str | None:
         return None if told == {order.status} else f"the customer was not told that the order is {order.status}"
     if order.id not in reply and order.item.lower() not in reply.lower():
         return "the customer was not told which order"
-    if not _DEED[ticket.action].search(reply) or _DENIAL.search(reply):
+    deed = _DEED[ticket.action].search(reply) or (ticket.action == "redirect" and ticket.address in reply)
+    if not deed or _DENIAL.search(reply):
         return "the customer was not told what was done"
     return None

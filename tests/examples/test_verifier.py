@@ -139,3 +139,10 @@ def test_the_customer_may_be_told_the_item_instead_of_the_id() -> None:
     ticket = tickets("cancel_item")[0]
     calls, _ = solution(ticket)
     assert run(ticket, calls, f"Your {ticket.order.item} has been canceled.").success
+
+
+def test_naming_the_new_address_tells_that_the_order_goes_there() -> None:
+    ticket = tickets("redirect_item")[0]
+    calls, _ = solution(ticket)
+    assert run(ticket, calls, f"{ticket.order.id} is now set to {ticket.address}.").success
+    assert not run(ticket, calls, f"{ticket.order.id} is now set to 1 Nowhere, York.").success

@@ -105,6 +105,7 @@ def build(database: Database, cycle_id: str) -> dict[str, Any]:
             "warm_start_sha256": adapters[-1].parent_sha256 if adapters else None,
             **_gain(outcomes),
         },
+        "adapter": _adapter(adapters[-1]) if adapters else None,
         "gate": [{"verdict": d.verdict, "reason": d.reason, "gain": d.gain, "p_value": d.p_value} for d in decisions],
         "rollouts": sum((s.metrics or {}).get("rollouts", 0) for s in steps),
         "tokens": sum(s.tokens or 0 for s in steps),
@@ -176,6 +177,10 @@ def _arm(outcomes: Mapping[str, bool]) -> dict[str, Any]:
         "success": successes / n if n else 0.0,
         "ci": list(wilson_interval(successes, n)),
     }
+
+
+def _adapter(row: Adapter) -> dict[str, Any]:
+    return {"name": f"{row.name}@{row.version}", "path": row.path, "state": row.state}
 
 
 def _gain(outcomes: Mapping[str, Mapping[str, bool]]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from langgraph.graph import END, START, StateGraph
 from storage.errors import TraceError
 
 
-class CycleState(TypedDict, total=False):
-    """What one stage leaves for the next: ids of rows in the database, never the things themselves."""
+class CycleState(TypedDict):
+    """What one stage leaves for the next: ids of rows in the database ("" for none), never the things themselves."""
 
     cycle: str
     analysis: str
@@ -31,27 +31,46 @@ class CycleState(TypedDict, total=False):
     policy: str
     verdict: str
     promoted: list[str]
-    log: list[str]
-    """One line for each stage that ended, for people."""
+    """Adapter ids that this cycle promoted."""
+    tried: list[str]
+    """Capability ids that were taken up, in order."""
 
 
-Stage = Callable[[CycleState], CycleState]
+Update = dict[str, Any]
+"""The part of the state that a stage changed."""
+
+
+def first_state(cycle: str) -> CycleState:
+    """The state that a new cycle begins in."""
+    return CycleState(
+        cycle=cycle,
+        analysis="",
+        pending=[],
+        capability="",
+        environment="",
+        warm_start="",
+        adapter="",
+        policy="",
+        verdict="",
+        promoted=[],
+        tried=[],
+    )
 
 
 class Stages(Protocol):
     """The work of each stage. Each returns the part of the state that it changed."""
 
-    def analyze(self, state: CycleState) -> CycleState: ...
-    def choose(self, state: CycleState) -> CycleState: ...
-    def synthesize(self, state: CycleState) -> CycleState: ...
-    def admit(self, state: CycleState) -> CycleState: ...
-    def warm_start(self, state: CycleState) -> CycleState: ...
-    def calibrate(self, state: CycleState) -> CycleState: ...
-    def train(self, state: CycleState) -> CycleState: ...
-    def fit_router(self, state: CycleState) -> CycleState: ...
-    def gate(self, state: CycleState) -> CycleState: ...
-    def promote(self, state: CycleState) -> CycleState: ...
-    def finish(self, state: CycleState) -> CycleState: ...
+    def analyze(self, state: CycleState) -> Update: ...
+    def choose(self, state: CycleState) -> Update: ...
+    def synthesize(self, state: CycleState) -> Update: ...
+    def admit(self, state: CycleState) -> Update: ...
+    def warm_start(self, state: CycleState) -> Update: ...
+    def calibrate(self, state: CycleState) -> Update: ...
+    def train(self, state: CycleState) -> Update: ...
+    def fit_router(self, state: CycleState) -> Update: ...
+    def gate(self, state: CycleState) -> Update: ...
+    def promote(self, state: CycleState) -> Update: ...
+    def finish(self, state: CycleState) -> Update: ...
 
 
 def build_graph(stages: Stages) -> StateGraph[CycleState]:
@@ -115,7 +134,7 @@ def run_graph(stages: Stages, cycle: str, checkpoints: Path) -> CycleState:
         begun = graph.get_state(config)
         if begun.values and not begun.next:
             return CycleState(**begun.values)
-        start: Any = None if begun.values else CycleState(cycle=cycle)
+        start: Any = None if begun.values else first_state(cycle)
         # "sync": the checkpoint is on disk before the next stage begins, not while it runs.
         return CycleState(**graph.invoke(start, config, durability="sync"))
     finally:

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from loop.promotion import GateSettings
+from loop.training.steps import GRPOSettings
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """Supervised tuning on verified reference solutions before GRPO. ``solutions`` 0: none."""
+    """Supervised tuning on verified reference solutions before GRPO. ``solutions`` 0: none.
+
+    Kept weak on purpose: what it reaches is measured on its own, and GRPO has to add to it.
+    """
 
     solutions: int = 16
     steps: int = 4
     batch: int = 4
-    lr: float = 1e-3
+    learning_rate: float = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """GRPO: ``steps`` optimizer steps, each on ``groups`` groups of ``group_size`` rollouts of one task."""
+class CalibrationSettings:
+    """How many tasks, each how often, tell whether the environment suits the policy that is about to be trained."""
 
-    steps: int = 6
-    groups: int = 4
-    group_size: int = 8
-    lr: float = 3e-4
-    temperature: float = 1.0
+    tasks: int = 8
+    repeats: int = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CycleSettings:
     """One cycle of one agent on one served base model.
 
-    ``target``: MODULE:FUNCTION of the team's ``@trace.evaluation``; it is run by ``target_python`` in ``target_cwd``.
+    ``target``: MODULE:NAME of the team's ``@trace.evaluation``, run by ``target_python`` in ``target_cwd`` with
+    ``target_environment`` added to its environment.
     ``fit_tasks`` / ``gate_tasks``: how many tasks of the train split fit the router, and of the gate split decide.
-    ``max_capabilities``: how many of the selected capabilities are taken up, those with most failures first.
+    ``max_capabilities``: how many of the selected capabilities are taken up, the most worthwhile first.
     """
 
     agent: str
@@ -43,11 +46,20 @@ class CycleSettings:
     target: str
     target_cwd: Path
     target_python: str
+    target_environment: tuple[tuple[str, str], ...] = ()
     concurrency: int = 16
     max_capabilities: int = 1
     fit_tasks: int = 24
     gate_tasks: int = 24
     warm_start: WarmStart = field(default_factory=WarmStart)
-    training: Training = field(default_factory=Training)
+    calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
+    training: GRPOSettings = field(default_factory=GRPOSettings)
     gate: GateSettings = field(default_factory=GateSettings)
     seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """What is stored with the cycle; environment values are not, they may be secrets."""
+        raw = asdict(self)
+        raw["model"], raw["target_cwd"] = str(self.model), str(self.target_cwd)
+        raw["target_environment"] = sorted(name for name, _ in self.target_environment)
+        return raw

@@ -1,0 +1,190 @@
+"""The demo: the whole loop on the example agent, a real vLLM server and a small model, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.router import BASE
+from harness.serving.policy import Arm, Policy
+from loop import reports
+from loop.cycle.graph import CycleState
+from loop.cycle.measuring import Measuring, StepProgress
+from loop.cycle.policies import arm_of, served_name
+from loop.cycle.run import begin, exclusive, run_cycle
+from loop.cycle.settings import CycleSettings, WarmStart
+from loop.cycle.stages import TRAINING_SEEDS, WARM_START_SEEDS, CycleStages
+from loop.cycle.workbench import workbench
+from loop.demo.base_model import build_base
+from loop.evaluation import ArmResult
+from loop.training.steps import GRPOSettings
+from storage import tables
+from storage.database import Database, open_database
+from storage.errors import TraceError
+from storage.importers import import_file
+
+AGENT = "support_desk"
+TARGET = "examples.support_desk.evaluation:SupportDesk"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSize:
+    """How much is recorded, trained and measured. ``report`` counts base and routed, ``side`` the other arms."""
+
+    record: int
+    fit: int
+    gate: int
+    report: int
+    side: int
+    warm_start: WarmStart
+    training: GRPOSettings
+
+
+QUICK = DemoSize(
+    record=150, fit=24, gate=24, report=40, side=20, warm_start=WarmStart(), training=GRPOSettings(steps=5)
+)
+FULL = DemoSize(
+    record=200, fit=48, gate=48, report=100, side=100, warm_start=WarmStart(), training=GRPOSettings(steps=15)
+)
+
+
+def repository() -> Path:
+    """The checkout that holds the example agent. Raises TraceError where only the package is installed."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "examples" / "support_desk" / "agent.py").exists():
+        raise TraceError(
+            "the demo needs its example agent, which is not part of the installed package",
+            where=str(root),
+            fix="Run it from a checkout of the repository: `make demo`.",
+        )
+    return root
+
+
+def run_demo(
+    home: Path, size: DemoSize, *, fresh: bool, say: Callable[[str], None], progress: StepProgress, seed: int = 0
+) -> dict[str, Any]:
+    """Run the demo to its end, resuming what an earlier run left, and return the report.
+
+    ``fresh`` forgets what was recorded, trained and measured in ``home``; the built base model is kept.
+    """
+    root = repository()
+    with exclusive(home):
+        if fresh:
+            _forget(home)
+        began = time.monotonic()
+        model = build_base(home / "models" / "base", progress=say)
+        settings = CycleSettings(
+            agent=AGENT,
+            model=model,
+            target=TARGET,
+            target_cwd=root,
+            target_python=sys.executable,
+            fit_tasks=size.fit,
+            gate_tasks=size.gate,
+            warm_start=size.warm_start,
+            training=size.training,
+            seed=seed,
+        )
+        with open_database(home=home) as database:
+            references = import_file(
+                database, "openai", root / "examples" / "support_desk" / "references.jsonl", agent=AGENT, reference=True
+            )
+            say(f"{references.added + references.present} tickets handled by people are in the database")
+            with workbench(database, home, settings, say, progress) as (measuring, stages):
+                return _loop(measuring, stages, size, say, began)
+
+
+def _loop(
+    measuring: Measuring, stages: CycleStages, size: DemoSize, say: Callable[[str], None], began: float
+) -> dict[str, Any]:
+    database, home = measuring.database, measuring.home
+    cycle = begin(database, measuring.settings, say)
+    try:
+        serving = stages.serving_policy()
+        recorded = measuring.measure("serving", serving, "train", size.record, cycle=cycle, label=serving.version)
+        say(f"recorded {recorded.n} runs of the agent, {recorded.successes} solved")
+        state = run_cycle(measuring, cycle, say)
+        arms = _report_arms(measuring, stages, state, size)
+        _keep_arms(database, cycle, arms, state, measuring.settings)
+    finally:
+        # Time at work, over all attempts: what lies between an interrupt and the next run does not count.
+        _add_minutes(database, cycle, (time.monotonic() - began) / 60)
+    report = reports.build(database, cycle)
+    reports.write(report, home)
+    return report
+
+
+def _report_arms(measuring: Measuring, stages: CycleStages, state: CycleState, size: DemoSize) -> dict[str, ArmResult]:
+    """Measure every arm on the report split, after everything was decided."""
+
+    def arm(name: str, policy: Policy, n: int) -> ArmResult:
+        return measuring.measure(name, policy, "report", n, cycle=state["cycle"])
+
+    serving = stages.serving_policy()
+    arms = {"base": arm("base", Policy.only(BASE, Arm(BASE)), size.report)}
+    if serving.router is not None:
+        arms["routed"] = arm("routed", serving, size.report)
+    hint = _hint(stages, state)
+    if hint:
+        arms["prompt_hint"] = arm("prompt_hint", Policy.only("hint", Arm("hint", "hint", hint=hint)), size.side)
+    warm = _routed_with_warm_start(stages, state, serving)
+    if warm is not None:
+        arms["warm_start"] = arm("warm_start", warm, size.side)
+    return arms
+
+
+def _hint(stages: CycleStages, state: CycleState) -> str | None:
+    """The advice of the first capability that was taken up: the cheap alternative to training it."""
+    tried = state["tried"]
+    return stages.hint(tried[0]) if tried else None
+
+
+def _routed_with_warm_start(stages: CycleStages, state: CycleState, serving: Policy) -> Policy | None:
+    """The same router with the warm start in the trained adapter's place: what is left out is GRPO alone."""
+    warm, promoted = stages.rows.warm_start_of(state["cycle"]), state["promoted"]
+    if warm is None or not promoted:
+        return None
+    trained = stages.rows.get(tables.Adapter, promoted[0])
+    stages.serve(warm.id)
+    arms = tuple(
+        replace(arm, adapter=served_name(warm)) if arm.name == arm_of(trained).name else arm for arm in serving.arms
+    )
+    return replace(serving, arms=arms)
+
+
+def _keep_arms(
+    database: Database, cycle: str, arms: dict[str, ArmResult], state: CycleState, settings: CycleSettings
+) -> None:
+    """Where the report's numbers stand, so that it can be recomputed."""
+    with database.transaction() as session:
+        row = session.get_one(tables.Cycle, cycle)
+        row.report = {
+            **(row.report or {}),
+            "arms": {
+                name: {"evaluation": result.evaluation, "tasks": sorted(result.outcomes)}
+                for name, result in arms.items()
+            },
+            "trained": state["tried"],
+            "seeds": {"cycle": settings.seed, "training": TRAINING_SEEDS, "warm_start": WARM_START_SEEDS},
+            "versions": reports.versions(),
+        }
+        session.add(row)
+
+
+def _add_minutes(database: Database, cycle: str, minutes: float) -> None:
+    with database.transaction() as session:
+        row = session.get_one(tables.Cycle, cycle)
+        row.report = {**(row.report or {}), "minutes": (row.report or {}).get("minutes", 0.0) + minutes}
+        session.add(row)
+
+
+def _forget(home: Path) -> None:
+    for name in ("trace.db", "trace.db-wal", "trace.db-shm", "cycles.db", "cycles.db-wal", "cycles.db-shm"):
+        (home / name).unlink(missing_ok=True)
+    for name in ("spool", "cycles", "mixtures", "reports"):
+        shutil.rmtree(home / name, ignore_errors=True)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 Redactor = Callable[[str], str]
 """Takes one text, returns it redacted. A replacement of the form ``<KIND>`` is numbered per trajectory."""
@@ -41,6 +40,8 @@ def from_environment(
         raise ValueError(f"sample_successes is {sample_successes}, not a fraction between 0 and 1")
     gateway = os.environ.get("TRACE_GATEWAY") or None
     if gateway is not None:
+        from urllib.parse import urlsplit  # slow to import, and seldom needed
+
         parts = urlsplit(gateway)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"TRACE_GATEWAY is {gateway!r}, not an http address such as http://127.0.0.1:8811")

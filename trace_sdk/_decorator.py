@@ -12,7 +12,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar, cast, overload
 
 from trace_sdk import _log
-from trace_sdk._drive import drive_async_generator, drive_coroutine, drive_generator, end_run, leave, settle
+from trace_sdk._drive import around_async_generator, drive_coroutine, drive_generator, end_run, leave, settle
 from trace_sdk._recorder import recorder
 from trace_sdk._run import AgentSpec, Run, Start, current_run, live_run, started_roots, task_of_runner
 from trace_sdk._snapshot import Snapshot
@@ -65,7 +65,7 @@ def _decorate(function: Any, options: dict[str, Any]) -> Any:
     name = given.pop("name", None) or getattr(function, "__qualname__", type(function).__qualname__)
     spec = AgentSpec(name=name.replace("<locals>.", ""), names=names, is_method=is_method, **given)
     if inspect.isasyncgenfunction(function):
-        return _around_async_generator(function, spec)
+        return around_async_generator(function, functools.partial(_begin, spec), spec)
     if inspect.isgeneratorfunction(function):
         return _around_generator(function, spec)
     if inspect.iscoroutinefunction(function):
@@ -154,7 +154,8 @@ def _around_function(function: Callable[..., Any], spec: AgentSpec) -> Callable[
         if kind is GeneratorType:
             return drive_generator(result, run, spec)
         if kind is AsyncGeneratorType:
-            return drive_async_generator(result, run, spec)
+            generator = cast(AsyncGenerator[Any, Any], result)
+            return around_async_generator(lambda: generator, lambda args, kwargs: run, spec)()
         end_run(run, spec, result, None)
         if spec.durable:
             settle()
@@ -181,30 +182,5 @@ def _around_generator(function: Callable[..., Any], spec: AgentSpec) -> Callable
         if run is None:
             return (yield from cast(Generator[Any, Any, Any], function(*args, **kwargs)))
         return (yield from drive_generator(function(*args, **kwargs), run, spec))
-
-    return wrapper
-
-
-def _around_async_generator(function: Callable[..., Any], spec: AgentSpec) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        inner = function(*args, **kwargs)
-        run = _begin(spec, args, kwargs)
-        driven = inner if run is None else drive_async_generator(inner, run, spec)
-        sent: Any = None
-        thrown: BaseException | None = None
-        while True:
-            try:
-                item = await (driven.asend(sent) if thrown is None else driven.athrow(thrown))
-            except StopAsyncIteration:
-                return
-            thrown = None
-            try:
-                sent = yield item
-            except GeneratorExit:
-                await driven.aclose()
-                raise
-            except BaseException as error:
-                thrown = error
 
     return wrapper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Token
 from types import CoroutineType
@@ -86,41 +87,48 @@ def leave(token: Token[Run | None]) -> None:
 
 
 class _Yielded:
-    """What a generator gave out, copied as it passes, for the output."""
+    """What a generator gave out, for the output; the first ten thousand, so that an endless one stays bounded."""
 
-    def __init__(self, run: Run, spec: AgentSpec) -> None:
-        self.items: list[Any] = []
+    def __init__(self, run: Run | None, spec: AgentSpec) -> None:
+        self._items: list[Any] = []
         self._run = run
         self._spec = spec
-        recorder.open_generators[id(self)] = self
+        if run is not None:
+            recorder.open_generators[id(self)] = self
+
+    def enter(self) -> Token[Run | None]:
+        return current_run.set(self._run if self._run is not None else current_run.get())
 
     def add(self, item: Any) -> None:
-        if len(self.items) < _MAX_ITEMS:
-            self.items.append(item)
+        if len(self._items) < _MAX_ITEMS:
+            self._items.append(item)
 
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None = None) -> bool:
+        """Write the end; True when the caller has to wait for the disk."""
         recorder.open_generators.pop(id(self), None)
-        end_run(self._run, self._spec, self.items, error)
+        if self._run is None:
+            return False
+        end_run(self._run, self._spec, self._items, error)
+        return self._spec.durable
 
 
-def drive_generator(generator: Generator[Any, Any, Any], run: Run, spec: AgentSpec) -> Generator[Any, Any, Any]:
+def drive_generator(generator: Generator[Any, Any, Any], run: Run | None, spec: AgentSpec) -> Generator[Any, Any, Any]:
+    """The generator as it is: what is sent or thrown arrives, what it yields, returns or raises comes out."""
     yielded = _Yielded(run, spec)
     sent: Any = None
     thrown: BaseException | None = None
     while True:
-        token = current_run.set(run)
+        token = yielded.enter()
         try:
             item = generator.send(sent) if thrown is None else generator.throw(thrown)
         except StopIteration as stop:
             leave(token)
-            yielded.end()
-            if spec.durable:
+            if yielded.end():
                 settle()
             return stop.value
         except BaseException as error:
             leave(token)
-            yielded.end(error)
-            if spec.durable:
+            if yielded.end(error):
                 settle()
             raise
         leave(token)
@@ -130,7 +138,7 @@ def drive_generator(generator: Generator[Any, Any, Any], run: Run, spec: AgentSp
             sent = yield item
         except GeneratorExit:
             # The consumer has had enough: a normal end, with what was given out until here.
-            token = current_run.set(run)
+            token = yielded.enter()
             try:
                 generator.close()
             except BaseException as error:
@@ -138,49 +146,66 @@ def drive_generator(generator: Generator[Any, Any, Any], run: Run, spec: AgentSp
                 yielded.end(error)
                 raise
             leave(token)
-            yielded.end()
-            if spec.durable:
+            if yielded.end():
                 settle()
             raise
         except BaseException as error:
             thrown = error
 
 
-async def drive_async_generator(
-    generator: AsyncGenerator[Any, Any], run: Run, spec: AgentSpec
-) -> AsyncGenerator[Any, Any]:
-    yielded = _Yielded(run, spec)
-    sent: Any = None
-    thrown: BaseException | None = None
-    while True:
-        token = current_run.set(run)
-        try:
-            item = await (generator.asend(sent) if thrown is None else generator.athrow(thrown))
-        except StopAsyncIteration:
-            leave(token)
-            yielded.end()
-            if spec.durable:
-                await _settle_async()
-            return
-        except BaseException as error:
-            leave(token)
-            yielded.end(error)
-            raise
-        leave(token)
-        thrown = None
-        yielded.add(item)
-        try:
-            sent = yield item
-        except GeneratorExit:
-            token = current_run.set(run)
+def around_async_generator(
+    function: Callable[..., AsyncGenerator[Any, Any]],
+    begin: Callable[[tuple[Any, ...], dict[str, Any]], Run | None],
+    spec: AgentSpec,
+) -> Callable[..., AsyncGenerator[Any, Any]]:
+    """The same for an async generator function; ``begin`` gives the run when the first item is asked for."""
+
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        generator = function(*args, **kwargs)
+        run = begin(args, kwargs)
+        yielded = _Yielded(run, spec)
+        sent: Any = None
+        thrown: BaseException | None = None
+        while True:
+            token = yielded.enter()
             try:
-                await generator.aclose()
+                item = await (generator.asend(sent) if thrown is None else generator.athrow(thrown))
+            except StopAsyncIteration:
+                leave(token)
+                if yielded.end():
+                    await _settle_async()
+                return
             except BaseException as error:
                 leave(token)
-                yielded.end(error)
+                # Cancelled while it waited for its consumer: a loop that ends closes what was left early so.
+                closed = error is thrown and type(error).__name__ == "CancelledError"
+                if yielded.end(None if closed else error):
+                    await _settle_async()
                 raise
             leave(token)
-            yielded.end()
-            raise
-        except BaseException as error:
-            thrown = error
+            thrown = None
+            yielded.add(item)
+            try:
+                sent = yield item
+            except GeneratorExit:
+                token = yielded.enter()
+                try:
+                    await generator.aclose()
+                except RuntimeError as error:
+                    # The loop, on its way out, may be closing the inner generator itself at this moment.
+                    leave(token)
+                    yielded.end(None if "already running" in str(error) else error)
+                    raise
+                except BaseException as error:
+                    leave(token)
+                    yielded.end(error)
+                    raise
+                leave(token)
+                if yielded.end():
+                    await _settle_async()
+                raise
+            except BaseException as error:
+                thrown = error
+
+    return wrapper

@@ -1,0 +1,1 @@
+"""Runs in the formats that others read."""

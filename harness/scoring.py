@@ -20,6 +20,8 @@ Json = Any
 
 PROGRESS_WEIGHT = 0.35
 WELL_FORMED_WEIGHT = 0.05
+CALLS_PER_STEP, CALLS_SPARE = 4, 8
+"""A solution may take this many calls for each call of the reference, and these in addition. Beyond that it is spam."""
 DUMP_LENGTH = 80
 """A tool result of at least this many characters, repeated verbatim to the user, tells the user nothing."""
 
@@ -28,9 +30,9 @@ DUMP_LENGTH = 80
 class Score:
     """``success``: every goal holds. ``total`` and every component in 0..1. ``shaped`` in 0..1, for training only.
 
-    ``components``: state, unchanged, required, forbidden, said, progress (calls of the reference that were made;
-    0 without a reference) and well_formed (calls that fit their schema; 0 when none was made).
-    ``reasons`` name what is missing, one sentence each.
+    ``components``: state, unchanged, required, forbidden, said, economy (1 unless it calls far too much), progress
+    (calls of the reference that were made; 0 without a reference) and well_formed (calls that fit their schema; 0
+    when none was made). ``reasons`` name what is missing, one sentence each.
     """
 
     total: float
@@ -57,13 +59,14 @@ def score(
 ) -> Score:
     """Score one finished episode.
 
-    ``before`` and ``after`` are what ``state()`` returned after ``reset`` and at the end. ``messages`` are those
-    that the episode added (not the task's own), in chat form. ``reference`` only feeds the progress component.
+    ``before`` and ``after`` are what ``state()`` returned after ``reset`` and at the end. ``messages`` are those that
+    the episode added (not the task's own), in chat form. ``reference`` feeds the progress component and the number of
+    calls that is still reasonable; without it neither is judged.
     """
     calls = list(_calls(messages))
     reasons: list[str] = []
-    wrong = [p for p, value in goals.state.items() if not same(_at(after, p), value)]
-    reasons += [f"{path} is {_short(_at(after, path))}, not {_short(goals.state[path])}" for path in wrong]
+    wrong = [p for p, value in goals.state.items() if not same(state_at(after, p), value)]
+    reasons += [f"{path} is {_short(state_at(after, path))}, not {_short(goals.state[path])}" for path in wrong]
     stray = changed_paths(before, after, except_under=goals.state) if goals.unchanged else []
     reasons += [f"{path} was changed and should not have been" for path in stray[:5]]
     absent = [r for r in goals.required if not any(_matches(r, c) for c in calls)]
@@ -74,6 +77,10 @@ def score(
     unsaid = [group for group in goals.said if not any(occurs(text, told) for text in group)]
     reasons += [f"the user was not told {_short(group[0] if group else '')}" for group in unsaid]
 
+    allowed = CALLS_PER_STEP * sum(1 for act in reference if act.tool) + CALLS_SPARE
+    spam = bool(reference) and len(calls) > allowed
+    reasons += [f"{len(calls)} calls, where {allowed} are plenty"] if spam else []
+
     wanted = len(goals.state) + len(goals.required) + len(goals.said)
     achieved = 1.0 - (len(wrong) + len(absent) + len(unsaid)) / wanted if wanted else 1.0
     components = {
@@ -83,11 +90,12 @@ def score(
         "forbidden": _fraction(len(broken), len(goals.forbidden)),
         "said": _fraction(len(unsaid), len(goals.said)),
         "progress": progress(reference, calls),
+        "economy": allowed / len(calls) if spam else 1.0,
         "well_formed": _well_formed(calls, tools),
     }
-    clean = components["unchanged"] * (1.0 if not broken else 0.0)
+    clean = components["unchanged"] * components["economy"] * (1.0 if not broken else 0.0)
     total = achieved * clean
-    success = not (wrong or stray or absent or broken or unsaid)
+    success = not (wrong or stray or absent or broken or unsaid or spam)
     return Score(total, success, components, tuple(reasons), _shape(total, success, clean, components))
 
 
@@ -189,20 +197,23 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def _at(state: Json, path: str) -> Json:
-    """The value at a dot-separated path. Keys may hold dots themselves: the longest key that fits is tried first."""
+def state_at(state: Json, path: str) -> Json:
+    """The value of a state at a dot-separated path. ABSENT when there is none.
+
+    Keys may hold dots themselves: the longest key that fits is tried first.
+    """
     if isinstance(state, Mapping):
         if path in state:
             return state[path]
         for cut in sorted((i for i, c in enumerate(path) if c == "."), reverse=True):
             if path[:cut] in state:
-                found = _at(state[path[:cut]], path[cut + 1 :])
+                found = state_at(state[path[:cut]], path[cut + 1 :])
                 if found is not ABSENT:
                     return found
     elif isinstance(state, (list, tuple)):
         head, _, rest = path.partition(".")
         if head.isdigit() and int(head) < len(state):
-            return _at(state[int(head)], rest) if rest else state[int(head)]
+            return state_at(state[int(head)], rest) if rest else state[int(head)]
     return ABSENT
 
 

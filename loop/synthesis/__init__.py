@@ -1,0 +1,1 @@
+"""Synthesis: from what was recorded to environments that train one capability."""

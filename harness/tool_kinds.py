@@ -39,7 +39,7 @@ SYNONYMS: tuple[frozenset[str], ...] = (
     frozenset({"buy", "book", "purchase", "reserve"}),
     frozenset({"delete", "remove", "discard"}),
     frozenset({"create", "add", "register", "open"}),
-    frozenset({"refund", "reimburse"}),
+    frozenset({"refund", "reimburse", "money back"}),
     frozenset({"return", "send back"}),
     frozenset({"exchange", "swap"}),
     frozenset({"schedule", "reschedule"}),
@@ -117,15 +117,15 @@ def verbs(tool_name: str) -> frozenset[str]:
 
 def is_error(result: str | None) -> bool:
     """Whether a tool's answer says that the call was refused or failed. An answer that never came is not an error."""
-    if not result:
-        return False
-    text = result[:400]
+    return bool(result) and _opens_with_error(result[:400], len(result) < 300)
+
+
+@lru_cache(maxsize=1024)
+def _opens_with_error(text: str, is_short: bool) -> bool:
     if text.lstrip()[:1] in ("{", "["):
         # A record may well contain the word "error"; only the keys that report one count.
         return bool(_ERROR_KEY.search(text))
-    if _ERROR_START.match(text):
-        return True
-    return len(result) < 300 and bool(_ERROR_ANYWHERE.search(text))
+    return bool(_ERROR_START.match(text)) or (is_short and bool(_ERROR_ANYWHERE.search(text)))
 
 
 def is_system_fault(result: str | None) -> bool:

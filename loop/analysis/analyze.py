@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loop.analysis.contrast import LACKING, Contrast, Thresholds, contrast, same_runs
+from loop.analysis.contrast import LACKING, Contrast, Labels, Thresholds, contained, contrast, same_runs
 from loop.analysis.detectors import DETECTORS
 from loop.analysis.labelling import Candidate, label_runs, task_of
 from loop.analysis.labels import Detector
@@ -244,26 +244,42 @@ def _choose_group(runs: Sequence[Trajectory]) -> tuple[Group, tuple[tuple[Group,
 
 
 def _merge(findings: Sequence[Finding], success: np.ndarray) -> list[Finding]:
-    """Of selected capabilities that call the same failures LACKING, keep the one that goes wrong first.
+    """Of selected capabilities that are lacking in the same failures, keep the one that goes wrong first.
 
     What goes wrong later in the same runs is mostly its consequence: an agent that skips a look-up is refused, and
-    then has something to recover from.
+    then has something to repeat. A sequence rule is a special case, and gives way to any detector.
     """
     kept: list[Finding] = []
     merged: dict[str, Finding] = {}
     selected = [f for f in findings if f.contrast.selected]
-    for finding in sorted(selected, key=lambda f: (f.candidate.first_step, -(f.contrast.gap or 0.0), f.id)):
-        into = next((k for k in kept if same_runs(k.candidate.codes, finding.candidate.codes, success) >= MERGED), None)
+    for finding in sorted(selected, key=_precedence):
+        into = next((k for k in kept if _same_lack(finding.candidate.codes, k.candidate.codes, success)), None)
+        if into is None and kept and finding.candidate.source != "detector":
+            # A rule may say in the tools' words what several detectors say together.
+            together = np.max([k.candidate.codes for k in kept], axis=0)
+            if _same_lack(finding.candidate.codes, together, success):
+                into = max(kept, key=lambda k: contained(finding.candidate.codes, k.candidate.codes, success)[0])
         if into is None:
             kept.append(finding)
             continue
-        reason = f"lacking in the same runs as {into.candidate.detector.name!r}, which goes wrong earlier"
+        reason = f"lacking in the same runs as {into.candidate.detector.name!r}, which comes first"
         merged[finding.id] = replace(
             finding,
             contrast=replace(finding.contrast, selected=False, reason=reason),
             merged_into=into.id,
         )
     return [merged.get(f.id, f) for f in findings]
+
+
+def _precedence(f: Finding) -> tuple[Any, ...]:
+    return f.candidate.source != "detector", f.candidate.first_step, -(f.contrast.gap or 0.0), f.id
+
+
+def _same_lack(later: Labels, earlier: Labels, success: np.ndarray) -> bool:
+    if same_runs(later, earlier, success) >= MERGED:
+        return True
+    inside, outside = contained(later, earlier, success)
+    return inside >= MERGED and outside <= inside / 2
 
 
 def _order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -19,6 +19,8 @@ NA, PRESENT, LACKING, MISSING = 0, 1, 2, -1
 RESAMPLES = 1000
 MIN_APPLICABLE = 5
 KEPT_SHARE = 0.8
+# An estimate beyond twenty times the runs there are would be a guess.
+MAX_SCALE = 20.0
 # A bootstrap draws this many tasks' weights at once: bounds memory at about 100 MB.
 _WEIGHT_CELLS = 12_500_000
 
@@ -337,7 +339,7 @@ def _more_runs(
             clearly_missed = clearly_missed or (value < threshold and need <= scale)
         if not clearly_missed and not (enough and scale == 1.0):
             scale = max(scale, *needs)
-    return None if not math.isfinite(scale) or scale > 1000 else math.ceil(runs * (scale - 1) - 1e-9)
+    return None if not math.isfinite(scale) or scale > MAX_SCALE else math.ceil(runs * (scale - 1) - 1e-9)
 
 
 def agreement(array: Labels) -> float:
@@ -374,7 +376,24 @@ def _codes(tasks: Sequence[object] | NDArray[np.int64]) -> NDArray[np.int64]:
 
 def same_runs(one: Labels, other: Labels, success: NDArray[np.bool_]) -> float:
     """How far two capabilities call the same failures LACKING: shared / either (Jaccard), first pass."""
-    a = (one[0] == LACKING) & ~success
-    b = (other[0] == LACKING) & ~success
+    a, b = _lacking_failures(one, other, success)
     either = float((a | b).sum())
     return float((a & b).sum()) / either if either else 0.0
+
+
+def contained(inner: Labels, outer: Labels, success: NDArray[np.bool_]) -> tuple[float, float]:
+    """How often ``outer`` is LACKING in the failures where ``inner`` is, and in those where it isn't.
+
+    The second number is what chance would give: a lack that nearly every failure has contains any other.
+    """
+    a, b = _lacking_failures(inner, outer, success)
+    rest = ~success & ~a
+    inside = float(b[a].mean()) if a.any() else 0.0
+    outside = float(b[rest].mean()) if rest.any() else 0.0
+    return inside, outside
+
+
+def _lacking_failures(
+    one: Labels, other: Labels, success: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    return (one[0] == LACKING) & ~success, (other[0] == LACKING) & ~success

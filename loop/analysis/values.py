@@ -29,10 +29,12 @@ _ID_WORDS = frozenset(
         "handle",
     ]
 )
+_ID_WORDS_ALONE = frozenset({"id", "ids", "identifier", "uuid", "guid", "sku"})
 _ACCOUNT_WORDS = frozenset(
     ["mail", "email", "login", "user", "account", "contact", "recipient", "customer", "client", "member"]
 )
-_MIXED = re.compile(r"(?=.*[A-Za-z])(?=.*\d)")
+# Letters and digits in one word; code, paths with spaces and sentences name nothing.
+_MIXED = re.compile(r"(?=.*[A-Za-z])(?=.*\d)#?\w[\w./:@+-]*$")
 
 
 class Named(NamedTuple):
@@ -46,7 +48,8 @@ class Named(NamedTuple):
 def is_identifier_name(parameter: str) -> bool:
     """Whether a parameter asks for an identifier: `order_id`, `orderId`, `tracking_number`, `ids`."""
     parts = words(parameter)
-    return bool(parts) and parts[-1] in _ID_WORDS
+    # A `promo_code` is one; a parameter that is just called `code` takes a program.
+    return bool(parts) and parts[-1] in (_ID_WORDS if len(parts) > 1 else _ID_WORDS_ALONE)
 
 
 def names_something(parameter: str, value: Any) -> bool:
@@ -61,7 +64,7 @@ def names_something(parameter: str, value: Any) -> bool:
         return False
     if is_identifier_name(parameter) or EMAIL.match(value):
         return True
-    return len(value) >= 4 and not any(c.isspace() for c in value) and bool(_MIXED.match(value))
+    return len(value) >= 4 and bool(_MIXED.match(value))
 
 
 def is_wrong_kind(parameter: str, value: str) -> bool:

@@ -61,11 +61,9 @@ def render(report: AnalysisReport) -> str:
     else:
         lines.append(f"nothing selected: {_why_nothing(report, shown)}")
     if shown:
-        lines.append("")
-        lines.append(
-            f"  {'capability':<38} {'coverage':>8} {'gap':>6}  {'95 %':<15} {'in tasks':>8} {'kept':>5}  verdict"
-        )
-        lines += [_line(f, report.thresholds.passes) for f in shown]
+        width = max(len(f.candidate.detector.name) for f in shown)
+        head = f"{'capability':<{width}} {'coverage':>8} {'gap':>6}  {'95 %':<15} {'in tasks':>8} {'kept':>5}  verdict"
+        lines += ["", f"  {head}", *(_line(f, report.thresholds.passes, width) for f in shown)]
     for finding in report.selected:
         lines.append("")
         lines.append(f"  {finding.candidate.detector.name}: {finding.candidate.detector.description}")
@@ -74,7 +72,7 @@ def render(report: AnalysisReport) -> str:
     return "\n".join(lines)
 
 
-def _line(finding: Finding, passes: int) -> str:
+def _line(finding: Finding, passes: int, width: int) -> str:
     c = finding.contrast
     gap = f"{c.gap:.2f}" if c.gap is not None else "–"
     interval = f"[{c.gap_ci[0]:.2f}, {c.gap_ci[1]:.2f}]" if c.gap_ci else "–"
@@ -83,7 +81,7 @@ def _line(finding: Finding, passes: int) -> str:
     more = f" (about {c.more_runs} more runs would settle it)" if not c.selected and c.more_runs else ""
     why = "" if c.selected else f": {c.reason}{more}"
     numbers = f"{c.coverage:>8.2f} {gap:>6}  {interval:<15} {within:>8} {c.passes_kept:>2}/{passes:<2}"
-    return f"  {finding.candidate.detector.name[:38]:<38} {numbers}  {verdict}{why}"
+    return f"  {finding.candidate.detector.name:<{width}} {numbers}  {verdict}{why}"
 
 
 def _why_nothing(report: AnalysisReport, shown: list[Finding]) -> str:

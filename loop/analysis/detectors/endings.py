@@ -32,7 +32,10 @@ def _complete_ending(view: View) -> Label:
     if message.tool_calls:
         if any(is_handover(call.name) for call in message.tool_calls):
             return Label("PRESENT")
-        return Label("LACKING", final_step, last, "the run ends on a call, without an answer")
+        if not any(a.error for a in view.actions if a.position == last):
+            # Where the world ends the run (a goal reached, a form submitted) nothing is left to say.
+            return NA
+        return Label("LACKING", final_step, last, "the run ends on a call that was refused")
     text = message.content.strip()
     if not text:
         return Label("LACKING", final_step, last, "the last answer is empty")

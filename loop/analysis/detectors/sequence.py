@@ -19,7 +19,7 @@ from loop.analysis.lapses import without_tool
 from loop.analysis.view import View
 
 MIN_SUPPORT = 5
-MIN_CONFIDENCE = 0.9
+MIN_CONFIDENCE = 0.8
 FOLDS = 5
 Kind = Literal["before", "after"]
 
@@ -82,7 +82,7 @@ def rule_from_id(id: str) -> Detector | None:
 
 
 def mine(successes: Iterable[Sequence[str]], failures: Iterable[Sequence[str]] = (), limit: int = 6) -> list[Rule]:
-    """Rules that at least 90 % of the successes keep (5 at least), those first that failures break most.
+    """Rules that at least 80 % of the successes keep (5 at least), those first that failures break most.
 
     Each argument is a run's tool names in order. Failures only order the rules, and drop those that they never
     break: a rule that nobody breaks distinguishes nothing.

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from trace_sdk import _decode, _errors, _log, _threads
 from trace_sdk._ids import new_id
+from trace_sdk._layers import mark_seen
 from trace_sdk._recorder import recorder
 from trace_sdk._run import VERSION, Run, live_run
 
@@ -76,6 +77,7 @@ class Call:
         self.thread: str | None = None
         self.started = time.time()
         self._begun = time.perf_counter()
+        mark_seen()
         recorder.open_call(self.call_id, self)
 
     def answered(self, response: Any) -> None:
@@ -111,6 +113,8 @@ class Call:
 
     def _event(self, response: dict[str, Any] | None, error: dict[str, Any] | None) -> dict[str, Any]:
         request = _decode.request_of(self.provider, self.body)
+        if self.provider == "openai.responses":
+            _restore(self.run._responses, request, response)  # pyright: ignore[reportPrivateUsage]
         if self.thread is None:
             self.thread = _threads.assign(self.run._threads, request["messages"])  # pyright: ignore[reportPrivateUsage]
         if response is not None and self.policy is not None:
@@ -133,6 +137,17 @@ class Call:
             "response": response,
             "error": error,
         }
+
+
+def _restore(seen: dict[str, Any], request: dict[str, Any], response: dict[str, Any] | None) -> None:
+    """Put back the messages that the server keeps and the request only names, where the run has seen them."""
+    earlier = seen.get(str(request["params"].get("previous_response_id")), [])
+    own = request["messages"]
+    rules = [m for m in own if m.get("role") == "system"]
+    request["messages"] = [*rules, *earlier, *(m for m in own if m.get("role") != "system")]
+    if response is not None and response.get("id"):
+        # Instructions are not carried over by the server.
+        seen[response["id"]] = [*request["messages"][len(rules) :], response["message"]]
 
 
 def _render(call: Call) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_sdk import _capture, _carry, _imports
+from trace_sdk import _capture, _carry, _imports, _langchain, _litellm
 
 
 def install() -> None:
@@ -12,6 +12,8 @@ def install() -> None:
         {
             "httpx": _capture.install,
             "httpx2": _capture.install,
+            "litellm": _litellm.install,
+            "langchain_core.callbacks.manager": _langchain.install,
             "concurrent.futures.thread": _carry.install_pools,
         }
     )

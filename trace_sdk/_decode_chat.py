@@ -40,7 +40,8 @@ def _choice(choice: JsonDict, message: JsonDict, raw: JsonDict) -> JsonDict:
     read: JsonDict = {
         "id": raw.get("id"),
         "model": raw.get("model"),
-        "message": {"role": "assistant", **message},
+        # What a server spells out as null says as little as what it leaves out; only content keeps its null.
+        "message": {"role": "assistant", **{k: v for k, v in message.items() if v is not None or k == "content"}},
         "finish_reason": choice.get("finish_reason"),
         "usage": usage(used.get("prompt_tokens"), used.get("completion_tokens")),
     }

@@ -80,8 +80,10 @@ def build_adapter(
     scale: float = 0.2,
     modules: tuple[str, ...] = tuple(MODULES),
     rename: str = "",
+    negate: bool = False,
 ) -> Path:
-    """Write a LoRA with non-zero random weights. ``rename`` is appended to module names, to break them."""
+    """Write a LoRA with non-zero random weights. ``rename`` is appended to module names, to break them;
+    ``negate`` gives the adapter whose effect is the opposite."""
     from safetensors.numpy import save_file
 
     random = np.random.default_rng(seed)
@@ -91,7 +93,8 @@ def build_adapter(
             rows, columns = MODULES[module]
             key = f"base_model.model.model.layers.{layer}.{module}{rename}"
             tensors[f"{key}.lora_A.weight"] = random.normal(0, scale, (rank, columns)).astype(np.float32)
-            tensors[f"{key}.lora_B.weight"] = random.normal(0, scale, (rows, rank)).astype(np.float32)
+            b = random.normal(0, scale, (rows, rank)).astype(np.float32)
+            tensors[f"{key}.lora_B.weight"] = -b if negate else b
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {

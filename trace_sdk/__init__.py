@@ -26,10 +26,11 @@ def init(
 ) -> None:
     """Set where and how to record. Optional: without it the environment decides (TRACE_HOME, else ``.trace``).
 
-    ``redact`` takes a text and returns it redacted; a replacement of the form ``<EMAIL>`` is numbered, the same
-    value by the same number within a trajectory. ``sample_successes`` is the fraction (0..1) of runs known to
-    have succeeded that is kept; the kept ones carry the weight of the others. Raises ValueError for a fraction
-    outside 0..1 or a TRACE_GATEWAY that is no http address.
+    ``redact`` takes out personal data: patterns by kind (``{"EMAIL": r"..."}``), or a function of a text; the same
+    value becomes the same ``<EMAIL_1>`` within a tree of runs. Secrets are taken out anyway. ``sample_successes``
+    is the fraction (0..1) of runs known to have succeeded that is kept; the kept ones carry the weight of the
+    others. Raises ValueError for a fraction outside 0..1 or a TRACE_GATEWAY that is no http address, re.error for
+    a pattern that is none.
     """
     _recorder.configure(from_environment(home, redact, sample_successes))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Redactor = Callable[[str], str]
-"""Takes one text, returns it redacted. A replacement of the form ``<KIND>`` is numbered per trajectory."""
+Redactor = Callable[[str], str] | Mapping[str, str]
+"""Patterns by kind (``{"EMAIL": r"..."}``), or a function that takes a text and returns it redacted. A replacement
+of the form ``<KIND>`` is numbered, the same value by the same number, within a tree of runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,15 @@ class Recorder:
         return self._settings
 
     def configure(self, settings: Settings) -> None:
-        """Take new settings; what was recorded before is written under the old ones first."""
+        """Take new settings; what was recorded before is written under the old ones first. Raises re.error for a
+        redaction pattern that is none."""
         if self._put:
             self.flush(_EXIT_TIMEOUT)
         with self._drain_lock:
             if self._spool is not None:
                 self._spool.close()
-            self._spool = self._redaction = None
+            self._spool = None
+            self._redaction = Redaction(settings.redact, settings.secrets)
             self._settings = settings
 
     # The agent's side.

@@ -77,7 +77,7 @@ def build_case(
         return "the agent never answers a user"
     opening = [message_to_dict(m) for m in messages[:first]]
     acts, turns = _script(trajectory, first, models)
-    if not acts or acts[-1][0] is not None:
+    if not acts or (acts[-1][0] is not None and not tool_kinds.is_handover(acts[-1][0])):
         return "the run ends without an answer to the user"
     calls = [a for a in acts if a[0] is not None]
     if not calls:
@@ -248,7 +248,7 @@ def _recorded_effects(change: Any) -> list[list[Json]]:
     return [
         [change.type, change.key, path, value]
         for path, value in leaves(after)
-        if path in before and before[path] != value and not alike(before[path], value)
+        if path not in before or (before[path] != value and not alike(before[path], value))
     ]
 
 

@@ -24,13 +24,15 @@ _PLAIN_KEYS = frozenset({"id", "key", "code", "number", "name", "ref"})
 @dataclass
 class View:
     """How one slot of one tool shows records of a type. ``key``: the visible field that holds the record's key,
-    or "" where none does. ``fields`` in the order of the results; ``sort``: (field, descending) or None.
+    or "" where none does; then ``argument`` of the call is the key. ``fields`` in the order of the results; ``sort``:
+    (field, descending) or None.
     """
 
     type: str
     key: str
     fields: list[str] = field(default_factory=list)
     sort: list[Json] | None = None
+    argument: str = ""
 
 
 @dataclass
@@ -75,13 +77,15 @@ def find_views(observations: Sequence[Observation]) -> dict[tuple[str, str], Vie
         slot.key = _key_of(slot, linked)
         if slot.key:
             kept.append(slot)
-    kept = _drop_embedded(kept, linked)
+    _key_by_argument([s for s in slots if s.path == "$" and not s.key], kept)
+    kept = _drop_embedded(kept)
     views: dict[tuple[str, str], View] = {}
     for name, members in _types(kept).items():
         for slot in members:
             visible = "" if slot.key.startswith(HIDDEN) else slot.key
             fields = list(dict.fromkeys(f for _, obj in slot.objects for f in obj))
-            views[slot.tool, slot.path] = View(name, visible, fields, _sort_of(slot))
+            argument = slot.key[1:] if slot.key.startswith(HIDDEN) else ""
+            views[slot.tool, slot.path] = View(name, visible, fields, _sort_of(slot), argument)
     return views
 
 
@@ -125,6 +129,8 @@ def _linked_values(observations: Sequence[Observation]) -> Counter[str]:
 def _key_of(slot: _Slot, linked: Counter[str]) -> str:
     """The field that names a slot's objects, best first; "" when none does."""
     names = list(dict.fromkeys(f for _, obj in slot.objects for f in obj))
+    if slot.path == "$" and not any(o.arguments for o, _ in slot.objects):
+        return ""  # what is asked for without an argument is one answer, and no record among others
     best: tuple[float, str] = (0.0, "")
     most = max((len({canonical(obj.get(n)) for _, obj in slot.objects}) for n in names), default=0)
     for position, name in enumerate(names):
@@ -138,7 +144,10 @@ def _key_of(slot: _Slot, linked: Counter[str]) -> str:
             continue
         pointed = sum(t in linked for t in texts) / len(texts)
         named = is_identifier_name(name)
-        if not named and pointed < 0.3:
+        # A single embedded object needs a telling key: an address is pointed at by whoever repeats it.
+        if not named and (pointed < 0.3 or (slot.path.startswith("$.") and not slot.path.endswith("[]"))):
+            continue
+        if not _consistent(slot, name):
             continue
         # A foreign key has fewer distinct values than the objects have; the object's own key has the most.
         distinct = len(set(texts)) / most
@@ -148,6 +157,35 @@ def _key_of(slot: _Slot, linked: Counter[str]) -> str:
     if best[1] or slot.path != "$":
         return best[1]
     return _argument_key(slot)
+
+
+def _consistent(slot: _Slot, name: str) -> bool:
+    """Whether objects with one key, seen again in one trajectory, are mostly the same object (changes aside)."""
+    seen: dict[tuple[str, str], dict[str, Json]] = {}
+    equal = total = 0
+    for o, obj in slot.objects:
+        other = seen.setdefault((o.trajectory, str(obj.get(name))), obj)
+        if other is not obj:
+            shared = [n for n in obj if n in other and n != name]
+            total += len(shared)
+            equal += sum(alike(obj[n], other[n]) for n in shared)
+    return total == 0 or equal / total >= 0.8
+
+
+def _key_by_argument(loose: list[_Slot], kept: list[_Slot]) -> None:
+    """Results without a key of their own that look like records whose key an argument holds: the answer of a change
+    is often the record it changed. Adds them to ``kept``."""
+    for slot in loose:
+        names = {f for _, obj in slot.objects for f in obj}
+        for other in list(kept):
+            fields = {f for _, obj in other.objects for f in obj}
+            argument = other.key.lstrip(HIDDEN)
+            if other.path != "$" or len(names & fields) < max(2, 0.5 * len(names)):
+                continue
+            if all(isinstance(o.arguments.get(argument), (str, int)) for o, _ in slot.objects):
+                slot.key = HIDDEN + argument
+                kept.append(slot)
+                break
 
 
 def _argument_key(slot: _Slot) -> str:
@@ -162,7 +200,7 @@ def _argument_key(slot: _Slot) -> str:
     return HIDDEN + name if scalar and fields and is_identifier_name(name) else ""
 
 
-def _drop_embedded(slots: list[_Slot], linked: Counter[str]) -> list[_Slot]:
+def _drop_embedded(slots: list[_Slot]) -> list[_Slot]:
     """Objects inside a keyed record are records of their own only if calls name them or another tool shows them."""
     top = {slot.tool for slot in slots if slot.path == "$"}
     elsewhere: dict[str, set[str]] = {}
@@ -195,16 +233,17 @@ def _types(slots: list[_Slot]) -> dict[str, list[_Slot]]:
 
 
 def _same_type(a: _Slot, b: _Slot) -> bool:
+    agreement = _agreement(a, b)
     if a.key.lstrip(HIDDEN) == b.key.lstrip(HIDDEN) and a.key.lstrip(HIDDEN).lower() not in _PLAIN_KEYS:
-        return True
+        return agreement is None or agreement >= 0.5
     both = a.keys() & b.keys()
     if len(both) < 0.3 * min(len(a.keys()), len(b.keys())):
         return False
-    return _agree(a, b)
+    return agreement is not None and agreement >= 0.7
 
 
-def _agree(a: _Slot, b: _Slot) -> bool:
-    """Whether objects with equal keys, seen in one trajectory, mostly have equal fields."""
+def _agreement(a: _Slot, b: _Slot) -> float | None:
+    """The share of equal fields among objects with equal keys, seen in one trajectory; None when there are none."""
     seen: dict[tuple[str, str], dict[str, Json]] = {}
     for o, obj in a.objects:
         seen[o.trajectory, str(record_key(o, obj, a.key))] = obj
@@ -215,7 +254,7 @@ def _agree(a: _Slot, b: _Slot) -> bool:
             if name in (other or {}) and name not in (a.key, b.key):
                 total += 1
                 equal += alike(obj[name], (other or {})[name])
-    return total > 0 and equal / total >= 0.7
+    return equal / total if total else None
 
 
 def _type_name(group: list[_Slot], taken: Mapping[str, Any]) -> str:

@@ -113,6 +113,8 @@ def _write_words(model: ToolModel) -> str:
         f"{path} ← {rule[0]} {rule[1] if rule[0] != 'append' else ''}".rstrip() for path, rule in model.effects.items()
     ]
     text = about + (f": {', '.join(sets)}" if sets else "")
-    if model.shape == "memory" or model.unexplained:
+    if model.shape == "memory" or (model.unexplained and not model.effects):
         text += " (recorded calls only)"
+    elif model.unexplained:
+        text += f"; {', '.join(model.unexplained)} as recorded"
     return text

@@ -43,17 +43,11 @@ class Knowledge:
     targets: dict[str, list[str]]
 
 
-def type_keys(observations: Sequence[Observation], views: Views) -> dict[str, str]:
+def type_keys(views: Views) -> dict[str, str]:
     """Each type's key field: the one its views show it by, else the argument that finds it."""
     votes: dict[str, Counter[str]] = defaultdict(Counter)
-    for (tool, _), view in views.items():
-        if view.key:
-            votes[view.type][view.key] += 1
-        else:
-            for o in observations:
-                if o.tool == tool and len(o.arguments) == 1:
-                    votes[view.type][next(iter(o.arguments))] += 1
-                    break
+    for view in views.values():
+        votes[view.type][view.key or view.argument] += 1
     return {kind: count.most_common(1)[0][0] for kind, count in votes.items()}
 
 
@@ -87,7 +81,7 @@ def find_targets(
 
 def gather(observations: Sequence[Observation], writes: set[str], views: Views) -> Knowledge:
     """Read all trajectories once, in order."""
-    types = type_keys(observations, views)
+    types = type_keys(views)
     targets = find_targets(observations, writes, views, types)
     knowledge = Knowledge(types, {}, {}, defaultdict(list), targets)
     now: dict[RecordKey, dict[str, Json]] = {}

@@ -1,8 +1,8 @@
 """What was learned about the tools, as plain values that go to JSON and back. `world` runs it.
 
-An *expression* is a JSON list that says where a value comes from: ["arg", name] of the call, ["field", path] of the
-record the call is about, ["const", value], ["text", template], ["append", [element, …]] to a list,
-["plus" | "minus", argument name].
+An *expression* is a JSON list that says where a value comes from: ["arg", name] of the call, ["sorted", name] a list
+argument in order, ["field", path] of the record the call is about, ["const", value], ["text", template],
+["append", [element, …]] to a list, ["plus" | "minus", argument name].
 """
 
 from __future__ import annotations
@@ -95,6 +95,9 @@ def evaluate(expression: Expression, arguments: Mapping[str, Json], record: Mapp
     kind, payload = expression[0], expression[1]
     if kind == "arg":
         return arguments.get(payload, old)
+    if kind == "sorted":
+        value = arguments.get(payload)
+        return sorted(value, key=str) if isinstance(value, list) else old
     if kind == "field":
         found = get_leaf(record, payload)
         return in_list(record, payload) if found is None else found

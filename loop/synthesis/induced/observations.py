@@ -88,7 +88,7 @@ def leaves(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else str(key))
-    else:
+    elif path:
         yield path, value
 
 

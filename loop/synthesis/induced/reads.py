@@ -23,12 +23,6 @@ def child_field(view: View, name: str) -> str:
     return f"{HIDDEN}{view.type}.{name}"
 
 
-def hidden_key(views: Views, tool: str) -> str:
-    """The argument that holds the key of a tool's results where they do not show it; "" otherwise."""
-    view = views.get((tool, "$"))
-    return "" if view is None or view.key else view.type
-
-
 def visible_records(
     observation: Observation, views: Views, types: Mapping[str, str]
 ) -> list[tuple[str, str, str, dict[str, Json]]]:
@@ -61,8 +55,7 @@ def visible_records(
 def _key_value(observation: Observation, obj: Mapping[str, Json], view: View) -> Json:
     if view.key:
         return obj.get(view.key)
-    values = [v for v in observation.arguments.values() if isinstance(v, (str, int))]
-    return values[0] if len(values) == 1 else record_key(observation, obj, HIDDEN + view.type)
+    return record_key(observation, obj, HIDDEN + view.argument)
 
 
 def learn_read(

@@ -173,27 +173,31 @@ class World:
             if value is not None and not any(alike(value, good) for good in rule.accepted):
                 return fill_template(rule.text, arguments, record or {})
         explained = model.shape != "memory" and not model.unexplained
-        if not explained:
-            if remembered is None:
-                return self._refuse(f"{model.name} is not possible with these arguments")
-            for effect_kind, effect_key, path, value in remembered[1]:
-                target = self._tables.get(effect_kind, {}).get(effect_key)
-                if target is not None:
-                    set_leaf(target, path, copy.deepcopy(value))
-            if not remembered[1]:
-                self._note(model, arguments)
-            return str(remembered[0])
+        if not explained and remembered is None and (model.shape == "memory" or not model.effects):
+            return self._refuse(f"{model.name} is not possible with these arguments")
         before = copy.deepcopy(record) if record is not None else {}
         for path, rule in model.effects.items():
             if record is not None:
-                old = get_leaf(before, path)
-                set_leaf(record, path, copy.deepcopy(evaluate(rule, arguments, before, old)))
+                set_leaf(record, path, copy.deepcopy(evaluate(rule, arguments, before, get_leaf(before, path))))
+        if not explained and remembered is not None:
+            return self._as_recorded(model, arguments, remembered)
         if not model.effects:
             self._note(model, arguments)
         if model.shape == "text":
             return fill_template(model.template, arguments, record or {})
         answer = {n: evaluate(rule, arguments, record or {}, None) for n, rule in model.fields.items()}
         return _write_json({n: v for n, v in answer.items() if v is not None or n in (record or {})}, model.style)
+
+    def _as_recorded(self, model: ToolModel, arguments: Mapping[str, Json], remembered: tuple[Json, Json]) -> str:
+        """What no rule explains happens as it was recorded, for the recorded call alone."""
+        text, effects = remembered
+        for kind, key, path, value in effects:
+            target = self._tables.get(kind, {}).get(key)
+            if target is not None:
+                set_leaf(target, path, copy.deepcopy(value))
+        if not effects and not model.effects:
+            self._note(model, arguments)
+        return str(text)
 
     def _note(self, model: ToolModel, arguments: Mapping[str, Json]) -> None:
         """A change that no record shows still happened, and twice is not once."""

@@ -21,6 +21,8 @@ from loop.synthesis.induced.observations import (
 
 Json = Any
 _MISSING = object()
+STATES = 12
+"""A field with more distinct values than this is no state that decides what is allowed."""
 
 
 def learn_write(
@@ -47,28 +49,29 @@ def _learn_effects(model: ToolModel, changes: Sequence[Change], fields: set[str]
     for change in changes:
         after = {**change.later, **{n: v for n, v in change.after.items() if full or n in fields}}
         before = dict(leaves(change.before))
-        # An argument that looks like a field but has no known after is no evidence either way.
+        # A look-up that showed most of the record shows that the rest was not there.
+        whole = sum(n in change.before for n in after) >= 0.6 * len(after)
         for path, value in leaves(after):
-            shown[path].append((change, before.get(path, _MISSING), value))
+            shown[path].append((change, before.get(path, None if whole else _MISSING), value))
     for path, samples in shown.items():
         known = [s for s in samples if s[1] is not _MISSING]
         changed = [s for s in known if not alike(s[1], s[2]) and s[1] != s[2]]
         if known and not changed:
             continue
-        if not known and not _explains(("const",), samples) and not _explains(("arg",), samples):
-            continue  # never seen before a change: most likely just a field of the record
+        if not known and not _explains(("const", "arg", "sorted"), samples) and path.split(".")[0] in fields:
+            continue  # look-ups show it, too, and nothing says that the change set it
         rule = _rule(samples, known)
         if rule is None:
             model.unexplained.append(path)
-            model.notes.append(f"what it does to {path} is not explained by arguments or constants")
-        elif known or _looks_set(rule, samples, model):
+            model.notes.append(f"what it does to {path} is explained by no argument and no constant")
+        elif known or path.split(".")[0] not in fields or _looks_set(rule, samples, model):
             model.effects[path] = rule
 
 
 def _looks_set(rule: Expression, samples: Sequence[tuple[Change, Json, Json]], model: ToolModel) -> bool:
     """With nothing known from before, a value that always equals an argument other than the key was set by it, and a
     text that is always the same over several records was set, too."""
-    if rule[0] == "arg":
+    if rule[0] in ("arg", "sorted"):
         return model.target is None or rule[1] != model.target[1]
     return len({s[0].key for s in samples}) >= 2 and isinstance(rule[1], str)
 
@@ -87,7 +90,7 @@ def _explains(kinds: Sequence[str], samples: Sequence[tuple[Change, Json, Json]]
 def _rule(
     samples: Sequence[tuple[Change, Json, Json]], known: Sequence[tuple[Change, Json, Json]]
 ) -> Expression | None:
-    for kind in ("arg", "const"):
+    for kind in ("arg", "sorted", "const"):
         rule = _rule_of(kind, samples)
         if rule is not None:
             return rule
@@ -102,7 +105,10 @@ def _rule(
 
 def _rule_of(kind: str, samples: Sequence[tuple[Change, Json, Json]]) -> Expression | None:
     if kind == "const":
-        return ["const", samples[0][2]] if len({canonical(a) for _, _, a in samples}) == 1 else None
+        value = samples[0][2]
+        # One record's list is its history; only the same list on several records was set.
+        alone = isinstance(value, (list, dict)) and len({c.key for c, _, _ in samples}) < 2
+        return ["const", value] if not alone and len({canonical(a) for _, _, a in samples}) == 1 else None
     if kind == "append":
         return _appended(samples)
     for name in dict.fromkeys(n for c, _, _ in samples for n in c.observation.arguments):
@@ -119,6 +125,8 @@ def _fits(kind: str, name: str, change: Change, before: Json, after: Json) -> bo
         return kind == "arg" and before is not _MISSING and before == after
     if kind == "arg":
         return alike(value, after)
+    if kind == "sorted":
+        return isinstance(value, list) and after == sorted(value, key=str)
     numbers = (value, before, after)
     if any(isinstance(n, bool) or not isinstance(n, (int, float)) for n in numbers):
         return False
@@ -202,6 +210,8 @@ def _answer_field(name: str, changes: Sequence[Change], in_record: bool, fields:
     for argument in dict.fromkeys(a for c in here for a in c.observation.arguments):
         if all(alike(c.observation.arguments.get(argument), v) for c, v in zip(here, values, strict=True)):
             return ["arg", argument]
+        if all(_fits("sorted", argument, c, None, v) for c, v in zip(here, values, strict=True)):
+            return ["sorted", argument]
     for path in dict.fromkeys(p for c in here for p, _ in leaves({**c.before, **c.later})):
         if all(alike(get_leaf({**c.before, **c.later}, path), v) for c, v in zip(here, values, strict=True)):
             return ["field", path]
@@ -233,6 +243,8 @@ def learn_errors(
     model.errors = len(errors)
     unknown: Counter[str] = Counter()
     invalid: Counter[str] = Counter()
+    kinds = {c.type for c in changes}
+    world = [record for (_, kind, _), record in (first or {}).items() if kind in kinds]
     by_state: dict[str, list[Mapping[str, Json]]] = defaultdict(list)
     records = {id(c.observation): _record_then(c, first or {}) for c in changes}
     for error in errors:
@@ -250,7 +262,7 @@ def learn_errors(
         model.invalid = invalid.most_common(1)[0][0]
     accepted = [r for c in changes if not c.observation.error for r in [_record_then(c, first or {})] if r]
     for template, refused in by_state.items():
-        rule = _deciding_field(template, refused, accepted)
+        rule = _deciding_field(template, refused, accepted, world)
         if rule is not None:
             model.rejections.append(rule)
         else:
@@ -264,17 +276,28 @@ def _record_then(change: Change, first: Mapping[tuple[str, str, str], Mapping[st
 
 
 def _deciding_field(
-    template: str, refused: Sequence[Mapping[str, Json]], accepted: Sequence[Mapping[str, Json]]
+    template: str,
+    refused: Sequence[Mapping[str, Json]],
+    accepted: Sequence[Mapping[str, Json]],
+    world: Sequence[Mapping[str, Json]],
 ) -> Rejection | None:
     best: tuple[int, str, list[Json], list[Json]] | None = None
+    text = template.casefold()
     for path, leaf in leaves(refused[0]):
         if not isinstance(leaf, (str, bool)):
             continue
         bad = _distinct(get_leaf(r, path) for r in refused)
         good = _distinct(get_leaf(r, path) for r in accepted if get_leaf(r, path) is not None)
-        if not good or any(alike(a, b) for a in bad for b in good) or len(bad) > 6 or len(good) > 6:
+        if not good or any(alike(a, b) for a in bad for b in good) or len(bad) + len(good) > 8:
             continue
-        rank = len(bad) + len(good)
+        if len(_distinct(get_leaf(r, path) for r in world)) > STATES:
+            continue
+        # With few refusals many fields differ by chance: then the wording has to name the field or a state of it.
+        words = [path.split(".")[-1], *map(str, good), *map(str, bad)]
+        named = any(len(w) > 2 and w.casefold() in text for w in words) or f"⟦field:{path}⟧" in template
+        if not named and (len(_distinct(refused)) < 3 or len(_distinct(accepted)) < 5):
+            continue
+        rank = len(bad) + len(good) - 10 * named
         if best is None or rank < best[0]:
             best = (rank, path, bad, good)
     return Rejection(best[1], best[2], best[3], template) if best else None

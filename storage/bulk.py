@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, bindparam, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.tables import Row
@@ -52,5 +53,10 @@ def existing(connection: Connection, column: Any, values: Iterable[str]) -> set[
     """Those of the values that the column (a key or an indexed one) has."""
     found: set[str] = set()
     for chunk in chunks(values, _PARAMETERS):
-        found.update(connection.scalars(select(column).where(column.in_(chunk))))
+        if connection.dialect.name == "sqlite":
+            # One parameter instead of thousands, whose binding would cost more than the look-up.
+            listed = select(func.json_each(bindparam("names")).table_valued("value").c.value)
+            found.update(connection.scalars(select(column).where(column.in_(listed)), {"names": json.dumps(chunk)}))
+        else:
+            found.update(connection.scalars(select(column).where(column.in_(chunk))))
     return found

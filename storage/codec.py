@@ -6,13 +6,16 @@ import json
 import math
 from typing import Any
 
+# Made once: `json.dumps` with options makes an encoder for every call.
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str).encode
+
 
 def dumps(value: Any) -> str:
     """Compact JSON text. NaN and infinities become null; a value that isn't JSON becomes its text."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
+        text = _encode(value)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=str)
+        text = _encode(_finite(value))
     try:
         text.encode()
     except UnicodeEncodeError:

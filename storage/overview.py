@@ -115,7 +115,7 @@ def whole(db: Database, id: str) -> dict[str, Any]:
         events = session.scalars(_of(tables.RunEvent, id).order_by(col(tables.RunEvent.at))).all()
         tags = session.scalars(select(col(tables.Tag.tag)).where(col(tables.Tag.trajectory) == id)).all()
         children = session.scalars(select(col(tables.Trajectory.id)).where(col(tables.Trajectory.parent) == id)).all()
-        document = run.model_dump(exclude={"state", "messages", "message_count", "tools", "segment", "details"})
+        document = _without(run, "state", "messages", "message_count", "tools", "segment", "details")
         reader = ContentReader(session.connection())
         messages = reader.messages([run.messages, *(call.messages for call in calls)])
         tools = reader.tools([run.tools, *(call.tools for call in calls)])
@@ -125,7 +125,7 @@ def whole(db: Database, id: str) -> dict[str, Any]:
         "tags": sorted(tags),
         "children": sorted(children),
         "metadata": run.details or {},
-        "outcomes": [_pick(o, "success", "score", "source", "reason", "at") for o in trajectories.outcomes(db, id)],
+        "outcomes": [verdict(outcome) for outcome in trajectories.outcomes(db, id)],
         "tools": list(tools[run.tools]),
         "messages": messages[run.messages],
         "calls": [_call(call, messages[call.messages], tools[call.tools]) for call in calls],
@@ -133,9 +133,14 @@ def whole(db: Database, id: str) -> dict[str, Any]:
     }
 
 
+def verdict(outcome: tables.Outcome) -> dict[str, Any]:
+    """One entry of a run's history of outcomes."""
+    return _pick(outcome, "success", "score", "source", "reason", "at")
+
+
 def _call(call: tables.ModelCall, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A model call as it went over the wire, put together again."""
-    document = call.model_dump(exclude={"trajectory", "messages", "request_count", "tools", "params", "response"})
+    document = _without(call, "trajectory", "messages", "request_count", "tools", "params", "response")
     response = call.response
     if response is not None and "message" not in response and call.request_count < len(messages):
         response = {"message": messages[call.request_count], **response}
@@ -149,6 +154,11 @@ def _of(table: type[tables.ModelCall] | type[tables.RunEvent], id: str) -> Any:
 
 def _pick(row: tables.Row, *names: str) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
+
+
+def _without(row: tables.Row, *names: str) -> dict[str, Any]:
+    # Not model_dump: it forgets the order of the columns for rows that were loaded.
+    return _pick(row, *(name for name in type(row).model_fields if name not in names))
 
 
 def is_known(connection: Connection, id: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, cast
 
-from sqlalchemy import Connection, Select, select, update
+from sqlalchemy import Connection, Select, bindparam, select, update
 from sqlmodel import col
 
 from storage import bulk, codec, tables
@@ -123,6 +123,7 @@ def outcomes(db: Database, id: str) -> list[tables.Outcome]:
 def apply_outcomes(connection: Connection, ids: Iterable[str]) -> None:
     """Write the verdict that counts into each of the runs that have any."""
     history = tables.Outcome
+    table = tables.Trajectory
     latest: dict[str, dict[str, Any]] = {}
     for chunk in bulk.chunks(ids, 1000):
         query = (
@@ -131,9 +132,10 @@ def apply_outcomes(connection: Connection, ids: Iterable[str]) -> None:
             .order_by(col(history.at), col(history.id))
         )
         for id, success, score in connection.execute(query):
-            latest[id] = {"success": success, "score": score}
-    for id, verdict in latest.items():
-        connection.execute(update(tables.Trajectory).where(col(tables.Trajectory.id) == id).values(**verdict))
+            latest[id] = {"of": id, "success": success, "score": score}
+    if latest:
+        one = update(table).where(col(table.id) == bindparam("of"))
+        connection.execute(one.values(success=bindparam("success"), score=bindparam("score")), list(latest.values()))
 
 
 def ensure_owners(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:

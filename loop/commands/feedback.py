@@ -36,7 +36,7 @@ def feedback(
                 "id": id,
                 "success": history[-1].success,
                 "score": history[-1].score,
-                "outcomes": [o.model_dump(exclude={"id", "trajectory"}) for o in history],
+                "outcomes": [overview.verdict(o) for o in history],
             }
         )
         return

@@ -34,7 +34,7 @@ class TaskResult(Protocol):
     @property
     def score(self) -> float | None: ...
     @property
-    def error(self) -> str | None: ...
+    def error(self) -> Mapping[str, Any] | None: ...
 
 
 Runner = Callable[[list[Any], Callable[[int, Any], None]], None]
@@ -124,7 +124,7 @@ def measure(
         ended += 1
         done[missing[index]] = result.success
         if result.success is None:
-            failures.append(result.error or "the run gave no outcome")
+            failures.append(str((result.error or {}).get("message") or "the run gave no outcome"))
         _save(database, evaluation, missing[index], result)
         if progress is not None:
             progress(ended, len(wanted), sum(1 for key in wanted if done.get(key)))
@@ -179,7 +179,7 @@ def _save(database: Database, evaluation: str, key: str, result: TaskResult) -> 
                 trajectory=result.trajectory,
                 success=result.success,
                 score=result.score,
-                detail={"error": result.error} if result.error else None,
+                detail={"error": dict(result.error)} if result.error else None,
             )
         )
         session.commit()

@@ -110,13 +110,13 @@ class Measuring:
         return fingerprint(raw)
 
     def _run(self, tasks: list[Any], save: Callable[[int, Any], None]) -> None:
-        for result in self._process().run_many(tasks):
-            save(result.index, result)
+        self._process().run_many(tasks, on_result=lambda result: save(result.task_index, result))
 
     def _process(self) -> TargetProcess:
         if self._target is None:
             self._target = TargetProcess(
                 self.settings.target,
+                log=self.home / "logs" / "target.log",
                 python=self.settings.target_python,
                 cwd=self.settings.target_cwd,
                 env={

@@ -7,6 +7,7 @@ stage that was killed and is run again finds either all of what it made, or noth
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable
@@ -16,26 +17,31 @@ from typing import Any
 import structlog
 from sqlmodel import select
 
-from harness.admission import admit, calibrate
+from harness import calibration
+from harness.admission import admit
 from harness.environment import Environment as Contract
 from harness.episodes import run_episodes
 from harness.policies import ChatPolicy, ReferencePolicy
 from harness.router import BASE, Router
 from harness.serving.policy import Arm, Policy
 from loop.analysis.analyze import analyze
-from loop.analysis.detectors import DETECTORS
-from loop.analysis.labels import Detector
+from loop.analysis.detectors import find
+from loop.analysis.labels import Detector, LapseContext
 from loop.cycle.graph import CycleState, Update
 from loop.cycle.measuring import Measuring
 from loop.cycle.policies import active_policy, arm_of, next_version, served_name
 from loop.cycle.rows import Rows
 from loop.cycle.settings import CycleSettings
 from loop.promotion import decide
+from loop.synthesis.labels import labeler
+from loop.synthesis.loading import fingerprint_elsewhere, from_spec
+from loop.training.artifacts import publish_text
 from loop.training.grpo import train_grpo
 from loop.training.sft import Dialogue, train_sft
 from loop.training.steps import StepMetrics
 from storage import tables
 from storage.database import Database
+from storage.errors import TraceError
 from storage.ingest import ingest_spool
 from storage.trajectories import load
 from storage.trajectory import Trajectory
@@ -95,7 +101,7 @@ class CycleStages:
         if found is None:
             made = induce(self._evidence(), self._detector(capability))
             if not isinstance(made, InducedEnvironment):
-                self.say(f"no environment for {capability.name}: {made}")
+                self.say(f"no environment for {capability.name}: {'; '.join(made.reasons)}")
                 return Update(environment="")
             row = tables.Environment(
                 name=f"{_slug(capability.name)}-induced",
@@ -115,7 +121,16 @@ class CycleStages:
         row = self.rows.get(tables.Environment, state["environment"])
         if row.state == "draft":
             detector = self._detector(self._capability(state))
-            report = admit(self._factory(row), target_tools=self._tools(), lapse=detector.lapse)
+            tools = self._tools()
+            spec = self._folder(state) / "environment.json"
+            publish_text(spec, json.dumps(row.spec))
+            report = admit(
+                self._factory(row),
+                tools,
+                lapse=lambda acts, task: detector.lapse(acts, LapseContext(tools, task.messages)),
+                label=labeler(detector),
+                elsewhere=lambda seeds: fingerprint_elsewhere(spec, seeds),
+            )
             self.rows.keep_checks(row.id, report.checks)
             self.rows.update(row, state="admitted" if report.admitted else "rejected")
             failed = [check.name for check in report.checks if not check.passed]
@@ -156,10 +171,12 @@ class CycleStages:
         policy = ChatPolicy(self.server.base_url, self.serve(state["warm_start"]), temperature=1.0)
         wanted = self.settings.calibration
         seeds = range(CALIBRATION_SEEDS, CALIBRATION_SEEDS + wanted.tasks)
-        report = calibrate(self._factory(row), policy, seeds=list(seeds), repeats=wanted.repeats)
-        self.rows.keep_checks(row.id, report.checks)
-        self.say(f"calibration: {report.success:.0%} solved, {report.informative:.0%} of groups informative")
-        return Update(environment=row.id if report.informative > 0 else "")
+        found = asyncio.run(calibration.measure(self._factory(row), policy, seeds, group_size=wanted.repeats))
+        self.rows.keep_checks(row.id, found.checks)
+        self.say(f"calibration: {found.success:.0%} solved, {found.informative:.0%} of groups informative")
+        if not found.informative:
+            self.say("every group had equal rewards: there is nothing that GRPO could learn from")
+        return Update(environment=row.id if found.informative else "")
 
     def train(self, state: CycleState) -> Update:
         """GRPO in the environment; resumes inside after the last finished step."""
@@ -349,9 +366,7 @@ class CycleStages:
         return found
 
     def _factory(self, row: tables.Environment) -> Callable[[], Contract]:
-        from loop.synthesis.induced import InducedEnvironment
-
-        return lambda: InducedEnvironment.from_json(row.spec)
+        return from_spec(row.spec, f"environment {row.id}")
 
     def _training_run(self, state: CycleState, kind: str, config: dict[str, Any]) -> str:
         return self.rows.training_run(
@@ -362,7 +377,10 @@ class CycleStages:
         return self.rows.get(tables.Capability, state["capability"])
 
     def _detector(self, capability: tables.Capability) -> Detector:
-        return next(d for d in DETECTORS if d.id == capability.detector)
+        found = find(capability.detector or "")
+        if found is None:
+            raise TraceError(f"no detector is called {capability.detector!r}", where=f"capability {capability.name}")
+        return found
 
     def _slug(self, state: CycleState) -> str:
         return _slug(self._capability(state).name)

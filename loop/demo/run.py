@@ -26,7 +26,9 @@ from loop.training.steps import GRPOSettings
 from storage import tables
 from storage.database import Database, open_database
 from storage.errors import TraceError
-from storage.importers import import_file
+from storage.importers import FORMATS, read_file
+from storage.importers.contract import BrokenRecord, Options
+from storage.trajectories import save
 
 AGENT = "support_desk"
 TARGET = "examples.support_desk.evaluation:SupportDesk"
@@ -77,7 +79,7 @@ def run_demo(
         if fresh:
             _forget(home)
         began = time.monotonic()
-        model = build_base(home / "models" / "base", progress=say)
+        model = _base(home, progress)
         settings = CycleSettings(
             agent=AGENT,
             model=model,
@@ -91,12 +93,29 @@ def run_demo(
             seed=seed,
         )
         with open_database(home=home) as database:
-            references = import_file(
-                database, "openai", root / "examples" / "support_desk" / "references.jsonl", agent=AGENT, reference=True
-            )
-            say(f"{references.added + references.present} tickets handled by people are in the database")
+            say(f"{_import_references(database, root)} tickets handled by people are in the database")
             with workbench(database, home, settings, say, progress) as (measuring, stages):
                 return _loop(measuring, stages, size, say, began)
+
+
+def _base(home: Path, progress: StepProgress) -> Path:
+    """The base model: converted and tuned on unrelated tools the first time, then found again."""
+    names = {"convert": "converting SmolLM2", "tune": "tuning the base on unrelated tools", "merge": "merging"}
+    return build_base(
+        home / "models" / "base", progress=lambda stage, done, total: progress(names[stage], done, total, "")
+    )
+
+
+def _import_references(database: Database, root: Path) -> int:
+    """The example's tickets that people handled; how many there are."""
+    path = root / "examples" / "support_desk" / "references.jsonl"
+    runs = []
+    for record in read_file(FORMATS["openai"], path, Options(agent=AGENT, reference=True)):
+        if isinstance(record, BrokenRecord):
+            raise TraceError(f"a reference is broken: {record.reason}", where=f"{path}, {record.position}")
+        runs.append(record)
+    save(database, runs, "import:openai")
+    return len(runs)
 
 
 def _loop(

@@ -16,7 +16,7 @@ class Result:
     success: bool | None
     trajectory: str | None = None
     score: float | None = None
-    error: str | None = None
+    error: dict | None = None
 
 
 @pytest.fixture

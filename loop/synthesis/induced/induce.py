@@ -37,7 +37,8 @@ TRIALS = 3
 class Capability(Protocol):
     """What `induce` needs of a detector: which good runs show the capability (its label is PRESENT)."""
 
-    id: str
+    @property
+    def id(self) -> str: ...
 
     def label(self, trajectory: Trajectory) -> Any: ...
 
@@ -172,7 +173,7 @@ def _free_arguments(seen: Sequence[Observation], schema: Mapping[str, Json], spo
         if (properties.get(name) or {}).get("enum") or not all(isinstance(v, str) for v, _ in values):
             continue
         own = sum(len(v.split()) >= 3 and v.casefold() not in text.casefold() for v, text in values)
-        if len({v for v, _ in values}) > 0.5 * len(values) and own > 0.6 * len(values):
+        if len({v for v, _ in values}) > max(2, 0.2 * len(values)) and own > 0.6 * len(values):
             found.append(name)
     return found
 

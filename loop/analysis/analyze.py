@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loop.analysis.contrast import LACKING, Contrast, Labels, Thresholds, contained, contrast, same_runs
+from loop.analysis.contrast import LACKING, Thresholds, contrast
 from loop.analysis.detectors import DETECTORS
-from loop.analysis.labelling import Candidate, label_runs, task_of
+from loop.analysis.findings import Finding, merge
+from loop.analysis.labelling import label_runs, task_of
 from loop.analysis.labels import Detector
-from loop.analysis.view import ToolBooks
+from loop.analysis.view import ToolBooks, View
 from loop.triage import HarnessProblem, triage
 from storage.database import Database
 from storage.errors import TraceError
 from storage.trajectories import load
 from storage.trajectory import Trajectory
 
-MERGED = 0.8
-EXAMPLES = 5
+if TYPE_CHECKING:
+    from loop.analysis.analyst import Analyst
 
 
 class Group(NamedTuple):
@@ -30,60 +31,6 @@ class Group(NamedTuple):
     model: str | None
     policy: str | None
     version: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One capability with its contrast. ``merged_into`` names the finding whose runs it shares, if it does."""
-
-    id: str
-    candidate: Candidate
-    contrast: Contrast
-    merged_into: str | None = None
-
-    def to_json(self, ids: Sequence[str], failed: Sequence[bool]) -> dict[str, Any]:
-        """The row of `analyze --json`."""
-        c, d = self.contrast, self.candidate.detector
-        return {
-            "id": self.id,
-            "name": d.name,
-            "description": d.description,
-            "source": self.candidate.source,
-            "detector": d.id,
-            "hint": d.hint,
-            "coverage": c.coverage,
-            "coverage_ci": list(c.coverage_ci),
-            "gap": c.gap,
-            "gap_ci": list(c.gap_ci) if c.gap_ci is not None else None,
-            "stratified_gap": c.stratified_gap,
-            "stratified_ci": list(c.stratified_ci) if c.stratified_ci is not None else None,
-            "strata": c.strata,
-            "lacking_failed": _count(c.lacking_failed),
-            "present_failed": _count(c.present_failed),
-            "na_failed": _count(c.na_failed),
-            "lacking_succeeded": _count(c.lacking_succeeded),
-            "present_succeeded": _count(c.present_succeeded),
-            "na_succeeded": _count(c.na_succeeded),
-            "missing": _count(c.missing),
-            "passes_kept": c.passes_kept,
-            "agreement": c.agreement,
-            "p_adjusted": c.p_adjusted,
-            "more_runs": c.more_runs,
-            "selected": c.selected,
-            "undecided": c.undecided,
-            "reason": c.reason,
-            "merged_into": self.merged_into,
-            "examples": self._examples(ids, failed),
-        }
-
-    def _examples(self, ids: Sequence[str], failed: Sequence[bool]) -> list[dict[str, Any]]:
-        found = [
-            {"trajectory": id, "step": label.step, "message": label.message, "evidence": label.evidence}
-            for id, fails, label in zip(ids, failed, self.candidate.cited, strict=True)
-            if fails and label is not None and label.value == "LACKING"
-        ]
-        # A run that called nothing has no step to show; the others make better examples.
-        return sorted(found, key=lambda e: e["step"] is None)[:EXAMPLES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +86,15 @@ def analyze(
     policy: str | None = None,
     version: str | None = None,
     detectors: Sequence[Detector] = DETECTORS,
+    analyst: Analyst | None = None,
     seed: int = 0,
     save: bool = True,
 ) -> AnalysisReport:
     """Analyse an agent's runs in the database and, unless ``save`` is False, keep what was found in one transaction.
 
     ``model``, ``policy`` and ``version`` restrict the runs; of those that are left, the group of one model, policy
-    and version with most known outcomes is contrasted. Raises TraceError for an agent that has no runs.
+    and version with most known outcomes is contrasted. ``analyst``: a model that labels beside the detectors.
+    Raises TraceError for an agent that has no runs, and for an analyst that cannot go on; then nothing is kept.
     """
     from loop.analysis import history
 
@@ -166,7 +115,7 @@ def analyze(
     ]
     if not wanted:
         raise TraceError(f"{agent!r} has no runs of that model, policy or version", where=db.location)
-    report = analyze_runs(agent, wanted, thresholds=thresholds, detectors=detectors, seed=seed)
+    report = analyze_runs(agent, wanted, thresholds=thresholds, detectors=detectors, analyst=analyst, seed=seed)
     # Runs that the filter left out belong to the agent too, and the counts add up to all of them.
     left_out = len(runs) - len(wanted)
     if left_out:
@@ -181,9 +130,10 @@ def analyze_runs(
     *,
     thresholds: Thresholds | None = None,
     detectors: Sequence[Detector] = DETECTORS,
+    analyst: Analyst | None = None,
     seed: int = 0,
 ) -> AnalysisReport:
-    """The same on trajectories in memory; pure. Ids of findings are those of their detectors."""
+    """The same on trajectories in memory; pure without an analyst. Ids of findings are those of their detectors."""
     thresholds = thresholds or Thresholds()
     everything = list(runs)
     references = [run for run in everything if run.reference]
@@ -198,6 +148,11 @@ def analyze_runs(
     alike = [run for run in references if not run.tools or _tool_names(run) in names]
     candidates = label_runs(usable, detectors, alike, books=books)
     success = np.array([bool(run.success) for run in usable], dtype=bool)
+    notes = _notes(usable, mine, group, others)
+    if analyst is not None and usable:
+        read = analyst.candidates([View.of(run, books) for run in usable], success, thresholds)
+        notes.append(analyst.note(len(usable), len(read), thresholds.passes))
+        candidates += read
     results = contrast([c.codes for c in candidates], success, [task_of(run) for run in usable], thresholds, seed=seed)
     findings = [Finding(c.detector.id, c, r) for c, r in zip(candidates, results, strict=True)]
     excluded = {
@@ -221,8 +176,8 @@ def analyze_runs(
         excluded={reason: count for reason, count in excluded.items() if count},
         thresholds=thresholds,
         problems=triaged.problems,
-        findings=_order(_merge(findings, success)),
-        notes=tuple(_notes(usable, mine, group, others)),
+        findings=_order(merge(findings, success)),
+        notes=tuple(notes),
     )
 
 
@@ -243,49 +198,13 @@ def _choose_group(runs: Sequence[Trajectory]) -> tuple[Group, tuple[tuple[Group,
     return chosen, tuple((group, len(rest)) for group, rest in ordered[1:]), members
 
 
-def _merge(findings: Sequence[Finding], success: np.ndarray) -> list[Finding]:
-    """Of selected capabilities that are lacking in the same failures, keep the one that goes wrong first.
-
-    What goes wrong later in the same runs is mostly its consequence: an agent that skips a look-up is refused, and
-    then has something to repeat. A sequence rule is a special case, and gives way to any detector.
-    """
-    kept: list[Finding] = []
-    merged: dict[str, Finding] = {}
-    selected = [f for f in findings if f.contrast.selected]
-    for finding in sorted(selected, key=_precedence):
-        into = next((k for k in kept if _same_lack(finding.candidate.codes, k.candidate.codes, success)), None)
-        if into is None and kept and finding.candidate.source != "detector":
-            # A rule may say in the tools' words what several detectors say together.
-            together = np.max([k.candidate.codes for k in kept], axis=0)
-            if _same_lack(finding.candidate.codes, together, success):
-                into = max(kept, key=lambda k: contained(finding.candidate.codes, k.candidate.codes, success)[0])
-        if into is None:
-            kept.append(finding)
-            continue
-        reason = f"lacking in the same runs as {into.candidate.detector.name!r}, which comes first"
-        merged[finding.id] = replace(
-            finding,
-            contrast=replace(finding.contrast, selected=False, reason=reason),
-            merged_into=into.id,
-        )
-    return [merged.get(f.id, f) for f in findings]
-
-
-def _precedence(f: Finding) -> tuple[Any, ...]:
-    return f.candidate.source != "detector", f.candidate.first_step, -(f.contrast.gap or 0.0), f.id
-
-
-def _same_lack(later: Labels, earlier: Labels, success: np.ndarray) -> bool:
-    if same_runs(later, earlier, success) >= MERGED:
-        return True
-    inside, outside = contained(later, earlier, success)
-    return inside >= MERGED and outside <= inside / 2
-
-
 def _order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     def rank(f: Finding) -> tuple[Any, ...]:
         c = f.contrast
-        return not c.selected, c.undecided, -((c.gap or 0.0) * c.coverage if c.selected else (c.gap or -1.0)), f.id
+        # A rule names tools; what a detector says holds for other tools too, and is worth more to train.
+        special = c.selected and f.candidate.source == "sequence rule"
+        worth = (c.gap or 0.0) * c.coverage if c.selected else c.gap if c.gap is not None else -1.0
+        return not c.selected, c.undecided, special, -worth, f.id
 
     return tuple(sorted(findings, key=rank))
 
@@ -324,10 +243,6 @@ def _describe(group: Group) -> str:
 
 def _tool_names(run: Trajectory) -> frozenset[str]:
     return frozenset(str((tool.get("function") or tool).get("name")) for tool in run.tools)
-
-
-def _count(value: float) -> int | float:
-    return int(value) if float(value).is_integer() else round(value, 3)
 
 
 def lacking_runs(finding: Finding, runs: Sequence[Trajectory]) -> list[Trajectory]:

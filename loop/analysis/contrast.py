@@ -266,6 +266,16 @@ def _passes_kept(by_pass: NDArray[np.float64], failed: int, thresholds: Threshol
     return int(np.sum(np.isfinite(gaps) & (gaps >= thresholds.gap) & (coverage >= thresholds.coverage)))
 
 
+def gap_and_coverage(array: Labels, success: NDArray[np.bool_]) -> tuple[float | None, float]:
+    """The gap (None where undefined) and coverage of one pass, (1, runs)."""
+    row = array[0]
+    lf, ls = float((row[~success] == LACKING).sum()), float((row[success] == LACKING).sum())
+    pf, ps = float((row[~success] == PRESENT).sum()), float((row[success] == PRESENT).sum())
+    failed = int((~success).sum())
+    gap = lf / (lf + pf) - ls / (ls + ps) if lf + pf and ls + ps else None
+    return gap, lf / failed if failed else 0.0
+
+
 def _too_few(failed: int, succeeded: int, applicable_failed: float, applicable_succeeded: float) -> str | None:
     if not failed and not succeeded:
         return "no runs with a known outcome"
@@ -372,28 +382,3 @@ def _codes(tasks: Sequence[object] | NDArray[np.int64]) -> NDArray[np.int64]:
         return np.unique(tasks, return_inverse=True)[1].astype(np.int64)
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(task, len(numbers)) for task in tasks], dtype=np.int64)
-
-
-def same_runs(one: Labels, other: Labels, success: NDArray[np.bool_]) -> float:
-    """How far two capabilities call the same failures LACKING: shared / either (Jaccard), first pass."""
-    a, b = _lacking_failures(one, other, success)
-    either = float((a | b).sum())
-    return float((a & b).sum()) / either if either else 0.0
-
-
-def contained(inner: Labels, outer: Labels, success: NDArray[np.bool_]) -> tuple[float, float]:
-    """How often ``outer`` is LACKING in the failures where ``inner`` is, and in those where it isn't.
-
-    The second number is what chance would give: a lack that nearly every failure has contains any other.
-    """
-    a, b = _lacking_failures(inner, outer, success)
-    rest = ~success & ~a
-    inside = float(b[a].mean()) if a.any() else 0.0
-    outside = float(b[rest].mean()) if rest.any() else 0.0
-    return inside, outside
-
-
-def _lacking_failures(
-    one: Labels, other: Labels, success: NDArray[np.bool_]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    return (one[0] == LACKING) & ~success, (other[0] == LACKING) & ~success

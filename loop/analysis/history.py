@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlmodel import col, select
 
+from loop.analysis.analyst.analyst import Proposal
 from loop.analysis.analyze import AnalysisReport, Finding
 from loop.analysis.identity import Known, match
 from storage import tables
@@ -20,6 +21,13 @@ def agents(db: Database) -> list[str]:
     """Names of all agents that have runs, sorted."""
     with db.session() as session:
         return sorted(session.exec(select(tables.Trajectory.agent).distinct()))
+
+
+def proposals(db: Database, agent: str) -> list[Proposal]:
+    """Capabilities that a model found before, which it is to label again; dismissed ones are not."""
+    with db.session() as session:
+        query = select(tables.Capability).where(tables.Capability.agent == agent, tables.Capability.source == "llm")
+        return [Proposal(r.name, r.description, r.description) for r in session.exec(query) if r.state != "dismissed"]
 
 
 def keep(db: Database, report: AnalysisReport) -> AnalysisReport:
@@ -49,14 +57,14 @@ def keep(db: Database, report: AnalysisReport) -> AnalysisReport:
         new_labels: list[tables.Label] = []
         for finding in report.findings:
             detector = finding.candidate.detector
-            found = match(detector.name, detector.description, detector.id, known)
+            found = match(detector.name, detector.description, finding.candidate.detector_id, known)
             if found is None:
                 row = tables.Capability(
                     agent=report.agent,
                     name=detector.name,
                     description=detector.description,
-                    source="detector",
-                    detector=detector.id,
+                    source="llm" if finding.candidate.source == "llm" else "detector",
+                    detector=finding.candidate.detector_id,
                 )
                 session.add(row)
                 rows[row.id] = row
@@ -92,10 +100,12 @@ def _labels(analysis: str, capability: str, finding: Finding, report: AnalysisRe
             capability=capability,
             trajectory=run.id,
             value=None if label is None else label.value,
+            pass_number=number,
             step=None if label is None else label.step,
             evidence="" if label is None else label.evidence,
         )
-        for run, label in zip(report.runs, finding.candidate.cited, strict=True)
+        for number, labels in enumerate(finding.candidate.rounds or (finding.candidate.cited,))
+        for run, label in zip(report.runs, labels, strict=True)
     ]
 
 

@@ -13,17 +13,26 @@ from loop.analysis.labels import Detector, Label, is_valid
 from loop.analysis.view import ToolBooks, View
 from storage.trajectory import Trajectory
 
-_CODES = {"NA": NA, "PRESENT": PRESENT, "LACKING": LACKING}
+CODES = {"NA": NA, "PRESENT": PRESENT, "LACKING": LACKING}
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A capability with its labels. ``codes`` is (1, runs); ``cited`` has the label itself, None where missing."""
+    """A capability with its labels. ``codes`` is (passes, runs): one pass for detectors, which have no noise.
+
+    ``cited`` has the labels of the first pass, None where missing; ``rounds`` those of all passes, if several.
+    """
 
     detector: Detector
     codes: Labels
     cited: tuple[Label | None, ...]
     source: str = "detector"
+    rounds: tuple[tuple[Label | None, ...], ...] = ()
+
+    @property
+    def detector_id(self) -> str | None:
+        """The id under which `detectors.find` knows it; None where a model labelled it."""
+        return None if self.source == "llm" else self.detector.id
 
     @property
     def first_step(self) -> float:
@@ -74,5 +83,10 @@ def _checked(label: Label, view: View) -> Label | None:
 
 
 def _candidate(detector: Detector, labels: Sequence[Label | None], source: str = "detector") -> Candidate:
-    codes = np.array([[MISSING if label is None else _CODES[label.value] for label in labels]], dtype=np.int8)
-    return Candidate(detector, codes, tuple(labels), source)
+    return Candidate(detector, encode([labels]), tuple(labels), source)
+
+
+def encode(rounds: Sequence[Sequence[Label | None]]) -> Labels:
+    """Labels as the contrast reads them, (passes, runs)."""
+    rows = [[MISSING if label is None else CODES[label.value] for label in labels] for labels in rounds]
+    return np.array(rows, dtype=np.int8)

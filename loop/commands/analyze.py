@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from loop.commands.context import database
+from loop.commands.context import database, home
 
 if TYPE_CHECKING:
-    from loop.analysis.analyze import AnalysisReport, Finding
+    from loop.analysis.analyst import Analyst
+    from loop.analysis.analyze import AnalysisReport
+    from loop.analysis.findings import Finding
+    from storage.database import Database
 
 
 def analyze(
@@ -23,6 +26,10 @@ def analyze(
     model: str | None = typer.Option(None, "--model", help="Only runs of this model."),
     policy: str | None = typer.Option(None, "--policy", help="Only runs of this policy."),
     version: str | None = typer.Option(None, "--version", help="Only runs of this version of the agent."),
+    analyst: str | None = typer.Option(None, "--analyst", help="A model (LiteLLM name) to label too."),
+    api_base: str | None = typer.Option(None, "--api-base", help="Address of the analyst's server, if it is your own."),
+    budget: float | None = typer.Option(None, "--budget", min=0.0, help="Most the analyst may cost, in dollars."),
+    concurrency: int = typer.Option(8, "--concurrency", min=1, help="The analyst's calls at once."),
     seed: int = typer.Option(0, "--seed", help="Seed of the resampling."),
     as_json: bool = typer.Option(False, "--json", help="One JSON document on stdout."),
 ) -> None:
@@ -38,9 +45,20 @@ def analyze(
             model=model,
             policy=policy,
             version=version,
+            analyst=_analyst(db, agent, analyst, api_base, budget, concurrency) if analyst else None,
             seed=seed,
         )
     print(json.dumps(report.to_json(), indent=2) if as_json else render(report))
+
+
+def _analyst(
+    db: Database, agent: str, model: str, api_base: str | None, budget: float | None, concurrency: int
+) -> Analyst:
+    from loop.analysis import history
+    from loop.analysis.analyst import Analyst, LiteLLMClient
+
+    client = LiteLLMClient(model, api_base=api_base)
+    return Analyst(client, home() / "analyst", budget, concurrency, history.proposals(db, agent))
 
 
 def render(report: AnalysisReport) -> str:

@@ -19,8 +19,8 @@ from loop.analysis.contrast import (
     Thresholds,
     agreement,
     contrast,
-    same_runs,
 )
+from loop.analysis.findings import same_runs
 
 
 def one(codes: object, success: list[bool], tasks: Sequence[object] | None = None) -> Contrast:

@@ -54,6 +54,26 @@ class AnalysisReport:
         """The capabilities to train, the most worthwhile first (gap × coverage)."""
         return tuple(f for f in self.findings if f.contrast.selected)
 
+    @property
+    def conclusion(self) -> str:
+        """The verdict in one sentence: what is lacking, or why nothing is selected."""
+        if self.selected:
+            return f"lacks: {', '.join(f.candidate.detector.name for f in self.selected)}"
+        seen = [f for f in self.findings if f.contrast.lacking_failed or f.contrast.lacking_succeeded]
+        if not self.runs:
+            why = "no runs with a known outcome are left to contrast"
+        elif not self.counts["failed"]:
+            why = "no run failed"
+        elif not self.counts["succeeded"]:
+            why = "no run succeeded, so there is nothing to contrast failures with"
+        elif not seen:
+            why = "nothing was seen lacking anywhere; what goes wrong is not in the form of the calls"
+        elif all(f.contrast.undecided for f in seen):
+            why = "too few runs to decide"
+        else:
+            why = "no capability is lacking in failures clearly more often than in successes"
+        return f"nothing selected: {why}"
+
     def to_json(self) -> dict[str, Any]:
         """The document of `trace-sdk analyze --json`."""
         ids = [run.id for run in self.runs]
@@ -72,6 +92,7 @@ class AnalysisReport:
                 "passes_kept": self.thresholds.passes_kept,
             },
             "harness_problems": [problem.to_json() for problem in self.problems],
+            "conclusion": self.conclusion,
             "notes": list(self.notes),
             "capabilities": [finding.to_json(ids, failed) for finding in self.findings],
         }

@@ -73,11 +73,7 @@ def render(report: AnalysisReport) -> str:
         f"  not the agent's fault ({len(p.trajectories)} runs, {p.boundary}): {p.description}" for p in report.problems
     ]
     shown = [f for f in report.findings if f.contrast.lacking_failed or f.contrast.lacking_succeeded]
-    if report.selected:
-        names = ", ".join(f.candidate.detector.name for f in report.selected)
-        lines.append(f"lacks: {names}")
-    else:
-        lines.append(f"nothing selected: {_why_nothing(report, shown)}")
+    lines.append(report.conclusion)
     if shown:
         width = max(len(f.candidate.detector.name) for f in shown)
         head = f"{'capability':<{width}} {'coverage':>8} {'gap':>6}  {'95 %':<15} {'in tasks':>8} {'kept':>5}  verdict"
@@ -100,17 +96,3 @@ def _line(finding: Finding, passes: int, width: int) -> str:
     why = "" if c.selected else f": {c.reason}{more}"
     numbers = f"{c.coverage:>8.2f} {gap:>6}  {interval:<15} {within:>8} {c.passes_kept:>2}/{passes:<2}"
     return f"  {finding.candidate.detector.name:<{width}} {numbers}  {verdict}{why}"
-
-
-def _why_nothing(report: AnalysisReport, shown: list[Finding]) -> str:
-    if not report.runs:
-        return "no runs with a known outcome are left to contrast"
-    if not report.counts["failed"]:
-        return "no run failed"
-    if not report.counts["succeeded"]:
-        return "no run succeeded, so there is nothing to contrast failures with"
-    if not shown:
-        return "no detector saw anything lacking; what goes wrong is not in the form of the calls"
-    if all(f.contrast.undecided for f in shown):
-        return "too few runs to decide"
-    return "no capability is lacking in failures clearly more often than in successes"

@@ -81,6 +81,7 @@ def test_the_json_form_is_the_documented_one(db: Database) -> None:
     assert sum(document["trajectories"].values()) == 150
     assert document["thresholds"] == {"gap": 0.2, "coverage": 0.1, "passes_kept": 8}
     assert document["passes"] == 10
+    assert document["conclusion"].startswith("lacks: Look-up before a change")
     row = document["capabilities"][0]
     expected = (
         "id name description source coverage gap gap_ci stratified_gap lacking_failed present_failed na_failed "

@@ -137,7 +137,7 @@ class Renderer:
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self.text(messages[:index], tools)
+            before = self._before(messages, index, tools)
             through = self.text(messages[: index + 1], tools, generation=False)
             if not (before.startswith(done) and through.startswith(before)):
                 raise RenderingMismatch("template", f"not append-only at message {index}")
@@ -150,13 +150,21 @@ class Renderer:
             raise RenderingMismatch("turn", "no assistant message")
         return Marked(tuple(ids), tuple(mask))
 
+    def _before(self, messages: Sequence[Message], index: int, tools: Tools | None) -> str:
+        """What the model went on from when it wrote message ``index``."""
+        if index > 0:
+            return self.text(messages[:index], tools)
+        # An agent that speaks first: templates take no empty conversation, so the reply is cut off instead.
+        before, opening, _ = self.text(messages[:1], tools, generation=False).partition(self._opening())
+        return before + opening
+
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _reply(self, ids: Sequence[int], messages: Sequence[Message], tools: Tools | None) -> str:
         """The text of the last sampled turn; checks that ``ids`` start with the prompt of the first one."""
         first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        prompt = self._encode(self.text(messages[:first], tools))
+        prompt = self._encode(self._before(messages, first, tools))
         if list(ids[: len(prompt)]) != prompt or len(ids) == len(prompt):
             raise RenderingMismatch("prompt", "the ids do not start with the prompt of these messages")
         opening = self._encode(self._opening())

@@ -42,12 +42,13 @@ class BaseRecipe:
     """
 
     seed: int = 0
-    steps: int = 40
+    steps: int = 16
     groups: int = 1
     group: int = 8
     rank: int = 16
     alpha: int = 32
-    lr: float = 1e-3
+    lr: float = 1.2e-3
+    first_layer: int = 10
     register_share: float = 0.6
     multi_share: float = 0.4
     three_share: float = 0.3
@@ -99,6 +100,7 @@ def build_base(out: Path, *, seed: int = 0, recipe: BaseRecipe | None = None, pr
         rank=recipe.rank,
         alpha=recipe.alpha,
         lr=recipe.lr,
+        first_layer=recipe.first_layer,
         steps=recipe.steps,
         batch=recipe.groups * recipe.group,
         group=recipe.group,

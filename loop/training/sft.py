@@ -76,6 +76,7 @@ def train_sft(
     group: int | None = None,
     seed: int = 0,
     init_adapter: Path | None = None,
+    first_layer: int = 0,
     max_tokens: int = 4096,
     progress: Progress | None = None,
 ) -> SFTResult:
@@ -84,7 +85,8 @@ def train_sft(
     A step takes ``batch`` dialogues, in groups of up to ``group`` (default: the batch) that have the same tools and
     system prompt. AdamW, warm-up over a tenth of the steps, then linear decay to a tenth of ``lr``; gradients are
     clipped at norm 1. ``init_adapter`` goes on from an adapter instead of a new one (``rank``, ``alpha`` are then
-    its own). Dialogues of more than ``max_tokens`` tokens are left out, with a warning.
+    its own). Blocks before ``first_layer`` get no LoRA: the gradient ends there, which saves its share of the
+    backward pass. Dialogues of more than ``max_tokens`` tokens are left out, with a warning.
 
     Raises TraceError when the model folder or all dialogues are missing.
     """
@@ -93,7 +95,7 @@ def train_sft(
     rows = _rows(Renderer(model_dir), dialogues, max_tokens)
     began = time.monotonic()
     torch.manual_seed(seed)
-    model, causal = _model(model_dir, rank, alpha, init_adapter)
+    model, causal = _model(model_dir, rank, alpha, init_adapter, first_layer)
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=lr, weight_decay=0.0)
     warmup = max(1, steps // 10)
@@ -123,7 +125,9 @@ def train_sft(
     return SFTResult(out_dir, read_adapter(out_dir).sha256, tuple(losses), time.monotonic() - began, tokens)
 
 
-def _model(model_dir: Path, rank: int, alpha: int, init_adapter: Path | None) -> tuple[Any, Any]:
+def _model(
+    model_dir: Path, rank: int, alpha: int, init_adapter: Path | None, first_layer: int
+) -> tuple[Any, Any]:
     """The PEFT model and the causal model inside it."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -138,7 +142,14 @@ def _model(model_dir: Path, rank: int, alpha: int, init_adapter: Path | None) ->
     if init_adapter is not None:
         model: Any = PeftModel.from_pretrained(base, str(init_adapter), is_trainable=True)
     else:
-        lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM")
+        layers = list(range(first_layer, base.config.num_hidden_layers)) if first_layer else None
+        lora = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            target_modules=list(PROJECTIONS),
+            layers_to_transform=layers,
+            task_type="CAUSAL_LM",
+        )
         model = get_peft_model(base, lora)
     return model, model.get_base_model()
 

@@ -21,6 +21,8 @@ class WarmStart:
     steps: int = 4
     batch: int = 4
     learning_rate: float = 1e-3
+    first_layer: int = 0
+    """Blocks before it get no LoRA, also not in the GRPO that goes on from it: a cheaper backward pass."""
 
 
 @dataclass(frozen=True, slots=True)

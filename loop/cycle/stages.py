@@ -157,6 +157,7 @@ class CycleStages:
                 lr=wanted.learning_rate,
                 steps=wanted.steps,
                 batch=wanted.batch,
+                first_layer=wanted.first_layer,
                 seed=self.settings.seed,
             )
             row = self._keep_adapter(state, f"{self._slug(state)}-warm", folder, result.sha256, None)

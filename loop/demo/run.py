@@ -47,11 +47,25 @@ class DemoSize:
     training: GRPOSettings
 
 
+# Half of SmolLM2's 30 blocks are tuned: on a CPU the backward pass is most of a step.
+WARM_START = WarmStart(solutions=16, steps=4, batch=4, first_layer=15)
 QUICK = DemoSize(
-    record=150, fit=24, gate=24, report=40, side=20, warm_start=WarmStart(), training=GRPOSettings(steps=5)
+    record=150,
+    fit=20,
+    gate=20,
+    report=40,
+    side=20,
+    warm_start=WARM_START,
+    training=GRPOSettings(steps=5, groups_per_step=3, group_size=8),
 )
 FULL = DemoSize(
-    record=200, fit=48, gate=48, report=100, side=100, warm_start=WarmStart(), training=GRPOSettings(steps=15)
+    record=200,
+    fit=48,
+    gate=48,
+    report=100,
+    side=100,
+    warm_start=WARM_START,
+    training=GRPOSettings(steps=15, groups_per_step=4, group_size=8),
 )
 
 
@@ -86,6 +100,7 @@ def run_demo(
             target=TARGET,
             target_cwd=root,
             target_python=sys.executable,
+            concurrency=32,
             fit_tasks=size.fit,
             gate_tasks=size.gate,
             warm_start=size.warm_start,

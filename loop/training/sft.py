@@ -125,9 +125,7 @@ def train_sft(
     return SFTResult(out_dir, read_adapter(out_dir).sha256, tuple(losses), time.monotonic() - began, tokens)
 
 
-def _model(
-    model_dir: Path, rank: int, alpha: int, init_adapter: Path | None, first_layer: int
-) -> tuple[Any, Any]:
+def _model(model_dir: Path, rank: int, alpha: int, init_adapter: Path | None, first_layer: int) -> tuple[Any, Any]:
     """The PEFT model and the causal model inside it."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model

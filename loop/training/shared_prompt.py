@@ -1,19 +1,22 @@
-"""Log-probabilities of many completions without computing what they share more than once.
+"""Log-probabilities of many completions without computing anything twice that they share.
 
-Agent prompts are long and mostly the same: every prompt of a step begins with one system prompt and tool list, and
-all completions of a group follow one prompt. So the tokens of a step are a tree: prefix → rest of a group's prompt
-→ completions. Each node is run once, and its keys and values are the cache of those below it. The gradient is
-exact: it flows back through the caches. A step's groups are separate backward passes (one group's activations in
-memory at a time), so the prefix hands out *leaf* tensors, collects their gradients, and runs its own backward once
-at the end (`Prefix.backward`).
+The tokens of a training step are a tree. Every prompt begins with one system prompt and tool list; all completions
+of a group follow one prompt; and they often begin alike, with the same call and the same answer to it. Each node is
+run once. What the whole step shares is a `Prefix`; a group's completions are one packed sequence in which a token
+attends to its ancestors only, so there is no padding either.
+
+The gradient is exact: it flows back through the caches. Groups are separate backward passes (one group's activations
+in memory at a time), so the prefix hands out *leaf* tensors, collects their gradients, and runs its own backward
+once at the end (`Prefix.backward`).
 
 Works for decoders with full attention and a plain head (`supports`); others take TRL's own path.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,21 +26,26 @@ from transformers import DynamicCache
 
 HEAD_CHUNK = 4096
 """Positions that go through the output head at once: bounds the logits in memory (positions × vocabulary)."""
+PACK = 2048
+"""Tokens in one packed sequence: bounds the attention mask, and the attention to tokens that are no ancestors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """Per token, shape (rows, width), zero where not asked for. ``logps`` under ``temperature``, in nats, with
-    gradient; ``raw`` at temperature 1 and ``entropies`` without."""
+    gradient; ``raw`` at temperature 1 and ``entropies`` without. ``computed``: tokens that were run."""
 
     logps: Tensor
     raw: Tensor
     entropies: Tensor
+    computed: int
 
 
 def supports(model: Any) -> bool:
     """Whether the tree computation gives this model's exact log-probabilities."""
     config = model.config.get_text_config()
+    if getattr(model.config, "_attn_implementation", None) not in ("sdpa", "eager"):  # others take no such mask
+        return False
     rescaled = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
     if any(getattr(config, name, None) is not None for name in rescaled):
         return False
@@ -69,7 +77,7 @@ class Prefix:
 
     def cache(self, model: Any) -> DynamicCache:
         """A cache that begins with this prefix, to be extended by one user."""
-        return _cache_of(model, self._leaves, 1)
+        return _cache_of(model, self._leaves)
 
     def backward(self) -> None:
         """Hand the gradients that users left in the cache on to the model's parameters. Once."""
@@ -91,66 +99,97 @@ def score_group(
     *,
     temperature: float = 1.0,
     prefix: Prefix | None = None,
-    waste: float = 0.25,
 ) -> Scores:
     """Scores of ``completions`` (none empty) that all follow ``prompt``; ``scored`` (rows, width) says which tokens.
 
     ``model`` is the causal model (with LoRA layers inside, if any), not a PEFT wrapper. ``prefix``, if given, is what
-    ``prompt`` begins with. Equal completions are run once; the others run in batches of similar length, so that
-    padding stays below about ``waste`` of the tokens.
+    ``prompt`` begins with.
     """
     prefix = prefix if prefix is not None else Prefix(model, ())
     device = scored.device
     cache = prefix.cache(model)
     rest = torch.tensor([list(prompt[prefix.length :])], device=device)
-    last = _run(model, rest, cache)[:, -1]
+    # States that predict a token: the prompt's last first, then those of the packed tokens.
+    states = [_run(model, rest, cache)[0, -1:]]
     below = _pairs(cache)
-
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for index, completion in enumerate(completions):
-        rows.setdefault(tuple(completion), []).append(index)
-    hidden: list[Tensor] = []
-    targets: list[Tensor] = []
-    places: list[list[tuple[int, Tensor]]] = []
-    for batch in _batches(sorted(rows, key=len), waste):
-        width = len(batch[-1])
-        padded = torch.tensor([[*ids, *([ids[-1]] * (width - len(ids)))] for ids in batch], device=device)
-        # The last prompt token predicts the first token of a completion, so a completion's own last is not run.
-        states = last.expand(len(batch), -1).unsqueeze(1)
-        if width > 1:
-            # Padding is on the right and attention is causal: real tokens never see it, so no mask is needed.
-            states = torch.cat([states, _run(model, padded[:, :-1], _cache_of(model, below, len(batch)))], dim=1)
-        for row, ids in enumerate(batch):
-            wanted = scored[rows[ids][0], : len(ids)].nonzero()[:, 0]
-            hidden.append(states[row, wanted])
-            targets.append(padded[row, wanted])
-            places.append([(index, wanted) for index in rows[ids]])
-
-    pieces = _through_head(model, torch.cat(hidden), torch.cat(targets), temperature)
-    sizes = [len(ids) for ids in targets]
-    where = (
-        torch.cat([torch.full_like(wanted, index) for copies in places for index, wanted in copies]),
-        torch.cat([wanted for copies in places for _, wanted in copies]),
+    wanted: dict[tuple[int, int], int] = {}
+    where = torch.full(scored.shape, -1)
+    computed = rest.size(1)
+    for pack in _packs(completions):
+        offset = sum(len(part) for part in states)
+        if pack.tokens:
+            states.append(_run_packed(model, pack, _cache_of(model, below), len(prompt)))
+            computed += len(pack.tokens)
+        for row, path in pack.paths.items():
+            # The token before predicts it: the prompt's last one for the first token of a completion.
+            before = [0, *(offset + node for node in path)]
+            for place in scored[row, : len(before)].nonzero()[:, 0].tolist():
+                pair = (before[place], completions[row][place])
+                where[row, place] = wanted.setdefault(pair, len(wanted))
+    nodes = torch.tensor([node for node, _ in wanted], device=device, dtype=torch.long)
+    targets = torch.tensor([token for _, token in wanted], device=device, dtype=torch.long)
+    logps, raw, entropies = (
+        # A zero at the end, which is what index -1 takes.
+        torch.cat([piece, piece.new_zeros(1)])[where.to(device)]
+        for piece in _through_head(model, torch.cat(states)[nodes], targets, temperature)
     )
-    filled = []
-    for piece in pieces:
-        copied = [part for part, copies in zip(piece.split(sizes), places, strict=True) for _ in copies]
-        filled.append(piece.new_zeros(scored.shape).index_put(where, torch.cat(copied)))
-    return Scores(*filled)
+    return Scores(logps, raw, entropies, computed)
 
 
-def _batches(ordered: Sequence[tuple[int, ...]], waste: float) -> list[list[tuple[int, ...]]]:
-    """Split completions, shortest first, so that no batch is padded by more than ``waste`` of its own tokens."""
-    batches: list[list[tuple[int, ...]]] = []
-    real = 0
-    for ids in reversed(ordered):
-        if batches and len(batches[-1][0]) * (len(batches[-1]) + 1) <= (real + len(ids)) * (1 + waste):
-            batches[-1].append(ids)
-            real += len(ids)
-        else:
-            batches.append([ids])
-            real = len(ids)
-    return [batch[::-1] for batch in batches]
+@dataclass(slots=True)
+class _Pack:
+    """Part of a group as one sequence. ``paths``: for each row, the places of its tokens but the last, whose state
+    predicts nothing. ``pieces``: (start, end, ancestors) of runs of tokens that follow one another."""
+
+    tokens: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    pieces: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    paths: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, row: int, ids: Sequence[int], shared: Sequence[int]) -> None:
+        """Add a row whose first tokens are at the places ``shared`` already."""
+        start, end = len(self.tokens), len(self.tokens) + len(ids) - len(shared)
+        self.tokens += ids[len(shared) :]
+        self.depths += range(len(shared), len(ids))
+        if end > start:
+            self.pieces.append((start, end, list(shared)))
+        self.paths[row] = [*shared, *range(start, end)]
+
+
+def _packs(completions: Sequence[Sequence[int]]) -> list[_Pack]:
+    """Pack rows in lexical order, where each shares its beginning with the one before if with any."""
+    packs = [_Pack()]
+    last: tuple[list[int], list[int]] = ([], [])
+    for row in sorted(range(len(completions)), key=lambda r: list(completions[r])):
+        ids = list(completions[row])[:-1]
+        before, path = last
+        shared = len(os.path.commonprefix([before, ids]))  # noqa: RUF071  # token by token is what is meant
+        if packs[-1].tokens and len(packs[-1].tokens) + len(ids) - shared > PACK:
+            packs.append(_Pack())
+            shared, path = 0, []
+        packs[-1].add(row, ids, path[:shared])
+        last = (ids, packs[-1].paths[row])
+    return packs
+
+
+def _run_packed(model: Any, pack: _Pack, cache: DynamicCache, past: int) -> Tensor:
+    """States of the packed tokens, shape (tokens, hidden). ``past``: how many tokens the cache holds."""
+    size, device = len(pack.tokens), model.device
+    allowed = torch.zeros((size, past + size), dtype=torch.bool)
+    allowed[:, :past] = True
+    for start, end, ancestors in pack.pieces:
+        if ancestors:
+            allowed[start:end, past + torch.tensor(ancestors)] = True
+        allowed[start:end, past + start : past + end] = torch.ones(end - start, end - start).tril().bool()
+    output = model.base_model(
+        input_ids=torch.tensor([pack.tokens], device=device),
+        position_ids=past + torch.tensor([pack.depths], device=device),
+        # Four dimensions: transformers takes such a mask as it is.
+        attention_mask=allowed[None, None].to(device),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return output.last_hidden_state[0]
 
 
 def _through_head(model: Any, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,10 +227,8 @@ def _flat(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     return [tensor for pair in pairs for tensor in pair]
 
 
-def _cache_of(model: Any, pairs: Sequence[tuple[Tensor, Tensor]], rows: int) -> DynamicCache:
+def _cache_of(model: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     for layer, (keys, values) in enumerate(pairs):
         cache.update(keys, values, layer)
-    if rows > 1 and pairs:
-        cache.batch_repeat_interleave(rows)
     return cache

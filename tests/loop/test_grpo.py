@@ -22,7 +22,15 @@ from tests.harness.toy import CoinEnvironment
 pytestmark = pytest.mark.heavy
 
 SETTINGS = GRPOSettings(
-    steps=3, groups_per_step=2, group_size=4, learning_rate=1e-2, rank=4, max_turns=2, max_tokens=12, max_context=512
+    steps=3,
+    groups_per_step=2,
+    group_size=4,
+    learning_rate=1e-2,
+    rank=4,
+    max_turns=2,
+    max_tokens=12,
+    max_context=512,
+    threads=1,
 )
 
 

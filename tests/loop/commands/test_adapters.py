@@ -117,7 +117,7 @@ def test_an_interrupted_training_is_gone_on_with_and_becomes_one_adapter(
         return fake_collect(*args)
 
     monkeypatch.setattr(grpo, "collect", dies_once)
-    small = GRPOSettings(steps=2, groups_per_step=2, group_size=4, learning_rate=1e-2, rank=4)
+    small = GRPOSettings(steps=2, groups_per_step=2, group_size=4, learning_rate=1e-2, rank=4, threads=1)
     settings = SingleSettings(warm_start=2, warm_steps=1, warm_batch=2, grpo=small)
     said: list[str] = []
     steps: list[int] = []

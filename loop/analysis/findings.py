@@ -81,9 +81,9 @@ def merge(findings: Sequence[Finding], success: NDArray[np.bool_]) -> list[Findi
     selected = [f for f in findings if f.contrast.selected]
     for finding in sorted(selected, key=_precedence):
         into = next((k for k in kept if _same_lack(finding.candidate.codes, k.candidate.codes, success)), None)
-        if into is None and kept and finding.candidate.source != "detector":
+        if into is None and kept and finding.candidate.source == "sequence rule":
             # A rule may say in the tools' words what several detectors say together.
-            together = np.max([k.candidate.codes for k in kept], axis=0)
+            together = np.max([k.candidate.codes[:1] for k in kept], axis=0)
             if _same_lack(finding.candidate.codes, together, success):
                 into = max(kept, key=lambda k: contained(finding.candidate.codes, k.candidate.codes, success)[0])
         if into is None:
@@ -99,21 +99,14 @@ def merge(findings: Sequence[Finding], success: NDArray[np.bool_]) -> list[Findi
 
 
 def _precedence(f: Finding) -> tuple[Any, ...]:
-    return f.candidate.source != "detector", f.candidate.first_step, -(f.contrast.gap or 0.0), f.id
+    # "A before B" is asked where B is called, which is nearer to the lack than "B after A".
+    after = f.candidate.source == "sequence rule" and f.candidate.detector.id.endswith(":after")
+    return f.candidate.source == "sequence rule", after, f.candidate.first_step, -(f.contrast.gap or 0.0), f.id
 
 
 def _same_lack(later: Labels, earlier: Labels, success: NDArray[np.bool_]) -> bool:
-    if same_runs(later, earlier, success) >= MERGED:
-        return True
     inside, outside = contained(later, earlier, success)
     return inside >= MERGED and outside <= inside / 2
-
-
-def same_runs(one: Labels, other: Labels, success: NDArray[np.bool_]) -> float:
-    """How far two capabilities call the same failures LACKING: shared / either (Jaccard), first pass."""
-    a, b = _lacking_failures(one, other, success)
-    either = float((a | b).sum())
-    return float((a & b).sum()) / either if either else 0.0
 
 
 def contained(inner: Labels, outer: Labels, success: NDArray[np.bool_]) -> tuple[float, float]:
@@ -121,17 +114,12 @@ def contained(inner: Labels, outer: Labels, success: NDArray[np.bool_]) -> tuple
 
     The second number is what chance would give: a lack that nearly every failure has contains any other.
     """
-    a, b = _lacking_failures(inner, outer, success)
+    a = (inner[0] == LACKING) & ~success
+    b = (outer[0] == LACKING) & ~success
     rest = ~success & ~a
     inside = float(b[a].mean()) if a.any() else 0.0
     outside = float(b[rest].mean()) if rest.any() else 0.0
     return inside, outside
-
-
-def _lacking_failures(
-    one: Labels, other: Labels, success: NDArray[np.bool_]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    return (one[0] == LACKING) & ~success, (other[0] == LACKING) & ~success
 
 
 def _count(value: float) -> int | float:

@@ -19,7 +19,9 @@ from loop.analysis.lapses import without_tool
 from loop.analysis.view import View
 
 MIN_SUPPORT = 5
-MIN_CONFIDENCE = 0.8
+MIN_CONFIDENCE = 2 / 3
+# How much likelier the first tool must make the second for an order to be more than a coincidence.
+MIN_LIFT = 0.1
 FOLDS = 5
 Kind = Literal["before", "after"]
 
@@ -35,6 +37,11 @@ class Rule:
     @property
     def id(self) -> str:
         return f"sequence:{self.first}>{self.second}:{self.kind}"
+
+    @property
+    def needed(self) -> str:
+        """The tool whose call is missing where the rule is broken."""
+        return self.first if self.kind == "before" else self.second
 
     def look(self, view: View) -> Label:
         """Blind like any detector: the order of the calls decides."""
@@ -55,7 +62,7 @@ class Rule:
 
     def detector(self) -> Detector:
         """The rule as a detector, for synthesis and admission."""
-        needed = self.first if self.kind == "before" else self.second
+        needed = self.needed
         if self.kind == "before":
             name = f"{self.first} before {self.second}"
             description = f"Calls {self.first} before it calls {self.second}, as runs that go well do."
@@ -82,10 +89,11 @@ def rule_from_id(id: str) -> Detector | None:
 
 
 def mine(successes: Iterable[Sequence[str]], failures: Iterable[Sequence[str]] = (), limit: int = 6) -> list[Rule]:
-    """Rules that at least 80 % of the successes keep (5 at least), those first that failures break most.
+    """Rules that at least two thirds of the successes keep (5 at least), those first that failures break most.
 
     Each argument is a run's tool names in order. Failures only order the rules, and drop those that they never
-    break: a rule that nobody breaks distinguishes nothing.
+    break: a rule that nobody breaks distinguishes nothing. "B after A" is dropped where A hardly makes B likelier, for
+    example because every run calls A: then it only says that B is often called.
     """
     held: Counter[Rule] = Counter()
     applied: Counter[Rule] = Counter()
@@ -94,7 +102,13 @@ def mine(successes: Iterable[Sequence[str]], failures: Iterable[Sequence[str]] =
     common = {tool for tool, count in tools.items() if count >= MIN_SUPPORT}
     for names in good:
         _count(names, common, applied, held)
-    kept = [r for r in held if held[r] >= MIN_SUPPORT and held[r] >= MIN_CONFIDENCE * applied[r]]
+    kept = [
+        r
+        for r in held
+        if held[r] >= MIN_SUPPORT
+        and held[r] >= MIN_CONFIDENCE * applied[r]
+        and (r.kind == "before" or held[r] / applied[r] >= tools[r.second] / len(good) + MIN_LIFT)
+    ]
     broken: Counter[Rule] = Counter()
     total = 0
     for names in failures:
@@ -105,7 +119,11 @@ def mine(successes: Iterable[Sequence[str]], failures: Iterable[Sequence[str]] =
                 broken[rule] += not _holds(rule, names)
     if total:
         kept = [r for r in kept if broken[r] >= max(2, 0.05 * total)]
-    return sorted(kept, key=lambda r: (-broken[r], r))[:limit]
+    # Where A is missing, it is missing before whatever else was called: one rule says it, the one that is broken most.
+    strongest: dict[tuple[Kind, str], Rule] = {}
+    for rule in sorted(kept, key=lambda r: (-broken[r], -held[r], r)):
+        strongest.setdefault((rule.kind, rule.needed), rule)
+    return list(strongest.values())[:limit]
 
 
 def _count(names: Sequence[str], common: set[str], applied: Counter[Rule], held: Counter[Rule]) -> None:

@@ -20,7 +20,7 @@ from loop.analysis.contrast import (
     agreement,
     contrast,
 )
-from loop.analysis.findings import same_runs
+from loop.analysis.findings import contained
 
 
 def one(codes: object, success: list[bool], tasks: Sequence[object] | None = None) -> Contrast:
@@ -195,10 +195,12 @@ def test_thresholds_keep_the_same_share_for_any_number_of_passes() -> None:
     assert Thresholds.of(passes=3).passes_kept == 3
 
 
-def test_two_capabilities_that_call_the_same_failures_lacking_are_alike() -> None:
+def test_what_contains_a_lack_is_told_from_what_is_lacking_everywhere() -> None:
     success = np.array([False] * 4 + [True] * 2)
-    a = np.array([[LACKING, LACKING, PRESENT, NA, LACKING, PRESENT]], dtype=np.int8)
-    b = np.array([[LACKING, PRESENT, PRESENT, NA, PRESENT, PRESENT]], dtype=np.int8)
-    assert same_runs(a, a, success) == 1.0
-    assert same_runs(a, b, success) == pytest.approx(0.5)
-    assert same_runs(b, np.zeros_like(b), success) == 0.0
+    outer = np.array([[LACKING, LACKING, PRESENT, NA, LACKING, PRESENT]], dtype=np.int8)
+    inner = np.array([[LACKING, PRESENT, PRESENT, NA, PRESENT, PRESENT]], dtype=np.int8)
+    everywhere = np.full((1, 6), LACKING, dtype=np.int8)
+    assert contained(inner, outer, success) == (1.0, pytest.approx(1 / 3))
+    assert contained(outer, outer, success) == (1.0, 0.0)
+    assert contained(inner, everywhere, success) == (1.0, 1.0)
+    assert contained(np.zeros_like(inner), outer, success) == (0.0, 0.5)

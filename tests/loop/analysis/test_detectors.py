@@ -218,6 +218,12 @@ def test_mining_finds_the_order_that_successes_keep_and_failures_break() -> None
     assert rules[0] == Rule("before", "look", "act")
 
 
+def test_a_tool_that_every_run_calls_makes_no_rule_of_what_comes_after() -> None:
+    rules = mine([["start", "look", "act"]] * 10, [["start", "act"]] * 10)
+    assert Rule("before", "look", "act") in rules
+    assert not [rule for rule in rules if rule.kind == "after"]
+
+
 def test_a_run_is_never_labelled_by_a_rule_from_its_own_fold() -> None:
     runs = [(f"t{i}", i % 2 == 0, ["look", "act"] if i % 2 == 0 else ["act"]) for i in range(60)]
     fitted = cross_fit(runs)

@@ -182,6 +182,8 @@ def same(a: Json, b: Json) -> bool:
     """JSON equality: 12 and 12.0 are equal, True and 1 are not, an absent value equals nothing but itself."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
+    if a is b:
+        return True
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from loop.synthesis.induced.observations import (
     Observation,
     alike,
     canonical,
+    copied,
     get_leaf,
     leaves,
     read_result,
@@ -106,13 +106,19 @@ def _script(trajectory: Trajectory, first: int, models: Mapping[str, ToolModel])
     acts: list[list[Json]] = []
     turns: list[str] = []
     asked: set[str] = set()
+    answered = False
     for position, message in enumerate(trajectory.messages[first:], first):
         if message.role == "user" and message.content:
             turns.append(message.content)
+            answered = True
         if message.role != "assistant":
             continue
         if not message.tool_calls:
-            acts.append([None, {}, message.content])
+            if acts and acts[-1][0] is None and not answered:
+                acts[-1][2] += f"\n{message.content}"
+            else:
+                acts.append([None, {}, message.content])
+            answered = False
             continue
         for call in message.tool_calls:
             step = answers.get((position, call.id, call.raw_arguments))
@@ -131,8 +137,8 @@ def _script(trajectory: Trajectory, first: int, models: Mapping[str, ToolModel])
     while acts and acts[-1][0] is None and not acts[-1][2].strip():
         acts.pop()
     # The user's turns answer the agent's texts one by one; a last word that nobody answers is not needed.
-    texts = sum(a[0] is None for a in acts)
-    return acts, turns[: max(0, texts - 1)]
+    texts = sum(a[0] is None for a in acts) - bool(acts and acts[-1][0] is None)
+    return acts, turns[:texts]
 
 
 def _fragment(trajectory: str, knowledge: Knowledge) -> Tables:
@@ -140,7 +146,7 @@ def _fragment(trajectory: str, knowledge: Knowledge) -> Tables:
     for store in (knowledge.first, knowledge.changed_first):
         for (owner, kind, key), record in store.items():
             if owner == trajectory and key not in tables.get(kind, {}):
-                tables.setdefault(kind, {})[key] = copy.deepcopy(record)
+                tables.setdefault(kind, {})[key] = copied(record)
     return tables
 
 

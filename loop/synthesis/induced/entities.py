@@ -78,7 +78,7 @@ def find_views(observations: Sequence[Observation]) -> dict[tuple[str, str], Vie
         if slot.key:
             kept.append(slot)
     _key_by_argument([s for s in slots if s.path == "$" and not s.key], kept)
-    kept = _drop_embedded(kept)
+    kept = _drop_embedded(kept, observations)
     views: dict[tuple[str, str], View] = {}
     for name, members in _types(kept).items():
         for slot in members:
@@ -200,20 +200,24 @@ def _argument_key(slot: _Slot) -> str:
     return HIDDEN + name if scalar and fields and is_identifier_name(name) else ""
 
 
-def _drop_embedded(slots: list[_Slot]) -> list[_Slot]:
-    """Objects inside a keyed record are records of their own only if calls name them or another tool shows them."""
+def _drop_embedded(slots: list[_Slot], observations: Sequence[Observation]) -> list[_Slot]:
+    """Objects inside a keyed record are records of their own only if calls are about them, one at a time: if in at
+    least 30 % of the runs that saw them, one is named by an argument or shown as another tool's whole result."""
     top = {slot.tool for slot in slots if slot.path == "$"}
-    elsewhere: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = defaultdict(set)
+    for o in observations:
+        named[o.trajectory] |= {str(v) for v in o.arguments.values() if isinstance(v, (str, int))}
     for slot in slots:
-        if slot.path in ("$", "$[]") or (slot.path != "$" and slot.tool not in top):
-            elsewhere.setdefault(slot.key.lstrip(HIDDEN), set()).update(slot.keys())
+        if slot.path in ("$", "$[]"):
+            for o, obj in slot.objects:
+                named[o.trajectory].add(str(record_key(o, obj, slot.key)))
     kept: list[_Slot] = []
     for slot in slots:
-        inside = slot.path not in ("$", "$[]") and slot.tool in top
-        if inside:
-            keys = slot.keys()
-            shown = len(keys & elsewhere.get(slot.key, set())) / len(keys)
-            if shown < 0.3:
+        if slot.path not in ("$", "$[]") and slot.tool in top:
+            runs: dict[str, bool] = defaultdict(bool)
+            for o, obj in slot.objects:
+                runs[o.trajectory] |= str(obj.get(slot.key)) in named[o.trajectory]
+            if sum(runs.values()) < 0.3 * len(runs):
                 continue
         kept.append(slot)
     return kept

@@ -18,7 +18,7 @@ from harness.scoring import changed_paths, state_at
 from loop.synthesis.induced.cases import Case
 from loop.synthesis.induced.evidence import EvidenceReport
 from loop.synthesis.induced.model import ToolModel
-from loop.synthesis.induced.observations import is_scalar
+from loop.synthesis.induced.observations import copied, is_scalar
 from loop.synthesis.induced.profiles import Profile, walk
 from loop.synthesis.induced.renaming import Renamer
 from loop.synthesis.induced.said import wordings
@@ -102,15 +102,15 @@ class InducedEnvironment:
         self._turns = [renamer.text(turn) for turn in case.turns]
         self._acts = [Act(a.tool, renamer.json(a.arguments), renamer.text(a.text)) for a in case.reference()]
         world = _rename_tables(tables, renamer)
-        self._add_distractors(world, case, draw, taken)
-        for kind in sorted(world):
-            rows = list(world[kind].items())
-            draw.shuffle(rows)
-            world[kind] = dict(rows)
         memory = [
             [tool, renamer.json(arguments), _renamed_answer(text, renamer), _renamed_effects(effects, renamer)]
             for tool, arguments, text, effects in case.memory
         ]
+        self._add_distractors(world, case, memory, draw, taken)
+        for kind in sorted(world):
+            rows = list(world[kind].items())
+            draw.shuffle(rows)
+            world[kind] = dict(rows)
         self._world = World(self.models, self.types, self.tools, world, memory, self.error_form)
         self._goals = self._derive_goals(case, renamer, world, memory)
         key = hashlib.sha256(json.dumps([opening, self._turns], sort_keys=True).encode()).hexdigest()[:16]
@@ -125,23 +125,35 @@ class InducedEnvironment:
         kind = draw.choices(kinds, weights)[0]
         return draw.choice([c for c in pool if c.kind == kind])
 
-    def _add_distractors(self, world: Tables, case: Case, draw: random.Random, taken: set[str]) -> None:
+    def _add_distractors(
+        self, world: Tables, case: Case, memory: Sequence[Sequence[Json]], draw: random.Random, taken: set[str]
+    ) -> None:
+        """Fill the world with other cases' records, in place. Those that would change what the solution sees (another
+        customer of the same name) are left out, since the request would then be ambiguous."""
         others = [c for c in self.cases if c.source != case.source]
+        if not others or self.difficulty.distractors < 1:
+            return
+        seen = self._play(world, memory)[0]
         for other in draw.sample(others, min(self.difficulty.distractors, len(others))):
             tables = complete(other, self.cases, draw)
             renamer = Renamer(_values(tables, other), [], self.profiles, draw, taken, self._kept)
+            fuller = {kind: dict(table) for kind, table in world.items()}
             for kind, table in _rename_tables(tables, renamer).items():
                 for key, record in table.items():
-                    world.setdefault(kind, {}).setdefault(key, record)
+                    fuller.setdefault(kind, {}).setdefault(key, record)
+            if self._play(fuller, memory)[0] == seen:
+                world.update(fuller)
+
+    def _play(self, world: Tables, memory: Sequence[Sequence[Json]]) -> tuple[list[str], Json, Json]:
+        """The answers to the solution's calls in a copy of a world, and its state before and after them."""
+        trial = World(self.models, self.types, self.tools, world, memory, self.error_form)
+        before = trial.snapshot()
+        answers = [trial.call(a.tool, a.arguments) for a in self._acts if a.tool]
+        return answers, before, trial.snapshot()
 
     def _derive_goals(self, case: Case, renamer: Renamer, world: Tables, memory: Sequence[Sequence[Json]]) -> Goals:
         """Goals are what the reference does: the state it leaves, what it looked up and said."""
-        trial = World(self.models, self.types, self.tools, copy.deepcopy(world), memory, self.error_form)
-        before = trial.state()
-        for act in self._acts:
-            if act.tool:
-                trial.call(act.tool, act.arguments)
-        after = trial.state()
+        _, before, after = self._play(world, memory)
         state = {path: state_at(after, path) for path in changed_paths(before, after)}
         required = [RequiredCall(a.tool) for a in self._acts if a.tool and tool_kinds.is_handover(a.tool)]
         calls = [a for a in self._acts if a.tool]
@@ -159,17 +171,7 @@ class InducedEnvironment:
 
     def copy(self) -> InducedEnvironment:
         """An instance of its own for one episode; what was learned is shared, since nothing changes it."""
-        return InducedEnvironment(
-            self.name,
-            self.tools,
-            self.models,
-            self.types,
-            self.profiles,
-            self.cases,
-            self.evidence,
-            error_form=self.error_form,
-            difficulty=self.difficulty,
-        )
+        return copy.copy(self)
 
     def to_json(self) -> dict[str, Json]:
         prompts = list(dict.fromkeys(json.dumps(c.opening[0]) for c in self.cases if _has_system(c)))
@@ -221,7 +223,7 @@ class InducedEnvironment:
 
 def complete(case: Case, cases: Sequence[Case], draw: random.Random) -> Tables:
     """A case's tables, with what the run did not see of its records filled in from other cases' records."""
-    tables = copy.deepcopy(case.tables)
+    tables = copied(case.tables)
     for kind in sorted(case.missing):
         donors = [r for c in cases for _, r in sorted(c.tables.get(kind, {}).items())]
         for key in sorted(case.missing[kind]):
@@ -229,7 +231,7 @@ def complete(case: Case, cases: Sequence[Case], draw: random.Random) -> Tables:
             for name in case.missing[kind][key]:
                 having = [d for d in donors if d.get(name) is not None]
                 if having and name not in record:
-                    record[name] = copy.deepcopy(draw.choice(having)[name])
+                    record[name] = copied(draw.choice(having)[name])
     return tables
 
 

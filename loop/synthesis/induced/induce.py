@@ -255,8 +255,9 @@ def _drop_unsolved(environment: InducedEnvironment) -> None:
     kept: list[Case] = []
     dropped: Counter[str] = Counter()
     for case in environment.cases:
-        why = next(filter(None, (_fault(environment, case, seed) for seed in range(TRIALS))), "")
-        if not why and len({environment.pose(case, 0, random.Random(seed)).key for seed in range(TRIALS)}) == 1:
+        trials = [_trial(environment, case, seed) for seed in range(TRIALS)]
+        why = next((why for why, _ in trials if why), "")
+        if not why and len({key for _, key in trials}) == 1:
             why = "nothing in its request can be renamed"
         if why:
             dropped[why] += 1
@@ -269,29 +270,33 @@ def _drop_unsolved(environment: InducedEnvironment) -> None:
     evidence.kinds = dict(Counter(c.kind for c in kept if c.applies).most_common())
 
 
-def _fault(environment: InducedEnvironment, case: Case, seed: int) -> str:
-    environment.pose(case, seed, random.Random(seed))
+def _trial(environment: InducedEnvironment, case: Case, seed: int) -> tuple[str, str]:
+    """(why its own solution does not solve a renamed case, or ""; the task's key)."""
+    key = environment.pose(case, seed, random.Random(seed)).key
     goals = environment.goals()
     if not (goals.state or goals.required or goals.said):
-        return "its outcome shows neither in a record nor in the answer"
+        return "its outcome shows neither in a record nor in the answer", key
     before = environment.state()
     messages: list[dict[str, Json]] = []
-    for act in environment.reference():
+    acts = environment.reference()
+    for index, act in enumerate(acts):
         if act.tool is None:
             messages.append({"role": "assistant", "content": act.text})
+            if environment.respond(act.text) is None and index < len(acts) - 1:
+                return "the conversation ends before the solution does", key
             continue
         answer = environment.call(act.tool, act.arguments)
         if tool_kinds.is_error(answer):
-            return f"{act.tool} refuses the renamed solution"
+            return f"{act.tool} refuses the renamed solution", key
         function = {"name": act.tool, "arguments": canonical(act.arguments)}
         messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
         messages.append({"role": "tool", "content": answer})
     solved = score(goals, before, environment.state(), messages, reference=environment.reference())
     if not solved.success:
-        return f"the renamed solution does not solve it ({solved.reasons[0].split(' ')[0].split('.')[0]})"
+        return f"the renamed solution does not solve it ({solved.reasons[0].split(' ')[0].split('.')[0]})", key
     if score(goals, before, before, [], reference=environment.reference()).success:
-        return "it is solved by doing nothing"
-    return ""
+        return "it is solved by doing nothing", key
+    return "", key
 
 
 def _reasons(evidence: EvidenceReport, tools: Sequence[Mapping[str, Json]], min_cases: int) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loop.synthesis.induced.observations import Observation, canonical
+from loop.synthesis.induced.observations import Observation, canonical, copied
 from loop.synthesis.induced.reads import Views, visible_records
 
 Json = Any
@@ -94,14 +93,14 @@ def gather(observations: Sequence[Observation], writes: set[str], views: Views) 
         for _, kind, key, fields in shown:
             record = (o.trajectory, kind, key)
             if record in pending:
-                pending[record].later.update(copy.deepcopy(fields))
+                pending[record].later.update(copied(fields))
                 store = knowledge.first if record in knowledge.first else knowledge.changed_first
             else:
                 store = knowledge.first
             known = store.setdefault(record, {})
             for name, value in fields.items():
-                known.setdefault(name, copy.deepcopy(value))
-            now.setdefault(record, {}).update(copy.deepcopy(fields))
+                known.setdefault(name, copied(value))
+            now.setdefault(record, {}).update(copied(fields))
     return knowledge
 
 
@@ -118,18 +117,18 @@ def _note_change(
         return
     kind, key = target[0], str(o.arguments.get(target[1]))
     record = (o.trajectory, kind, key)
-    change = Change(o, kind, key, before=copy.deepcopy(now.get(record, {})))
+    change = Change(o, kind, key, before=copied(now.get(record, {})))
     knowledge.changes[o.tool].append(change)
     if o.error:
         return
     for _, shown_kind, shown_key, fields in shown:
         if (shown_kind, shown_key) == (kind, key):
-            change.after.update(copy.deepcopy(fields))
-    now.setdefault(record, {}).update(copy.deepcopy(change.after))
+            change.after.update(copied(fields))
+    now.setdefault(record, {}).update(copied(change.after))
     if record not in knowledge.first:
         store = knowledge.changed_first.setdefault(record, {knowledge.types[kind]: o.arguments.get(target[1])})
         for name, value in change.after.items():
-            store.setdefault(name, copy.deepcopy(value))
+            store.setdefault(name, copied(value))
     pending[record] = change
 
 

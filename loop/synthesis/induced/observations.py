@@ -69,6 +69,15 @@ def canonical(value: Json) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 
+def copied(value: Json) -> Json:
+    """A deep copy of a JSON value; many times faster than `copy.deepcopy`, which episodes would notice."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [copied(inner) for inner in value]
+    return value
+
+
 def is_scalar(value: Json) -> bool:
     """A string, number or boolean; null counts, since a field may be empty."""
     return value is None or isinstance(value, (str, int, float, bool))

@@ -60,11 +60,15 @@ def build_profiles(values: Iterable[tuple[str, Json]], keys: set[str], fixed: fr
     for name, value in values:
         if isinstance(value, bool) or value is None or isinstance(value, float):
             continue
-        if isinstance(value, int) and str(value) not in keys:
+        if isinstance(value, int) and str(value) not in keys and not _is_id(name, value):
             continue
         if str(value) and str(value) not in fixed:
             by_name[name][str(value)] += 1
     return {name: classify(name, counts, keys) for name, counts in by_name.items()}
+
+
+def _is_id(name: str, value: int) -> bool:
+    return value > 99 and is_identifier_name(name.rsplit(".", 1)[-1])
 
 
 def classify(name: str, counts: Mapping[str, int], keys: set[str]) -> Profile:

@@ -6,7 +6,6 @@ recorded, any other is refused.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from harness.arguments import parameters_of, problems
 from loop.synthesis.induced.entities import View
 from loop.synthesis.induced.model import Part, ToolModel, evaluate
-from loop.synthesis.induced.observations import alike, canonical, fill_template, get_leaf, is_scalar, set_leaf
+from loop.synthesis.induced.observations import alike, canonical, copied, fill_template, get_leaf, is_scalar, set_leaf
 from loop.synthesis.induced.reads import arithmetic, matches
 
 Json = Any
@@ -42,23 +41,30 @@ class World:
         self._models = models
         self._types = types
         self._tools = tools
-        self._tables = tables
+        # Records are shared and never changed in place: a change puts a new record into the table.
+        self._tables = {kind: dict(table) for kind, table in tables.items()}
         self._error_form = error_form or '{"error": "⟦arg:message⟧"}'
         self._memory = {(m[0], self._signature(m[0], m[1])): (m[2], m[3]) for m in memory}
         self._done: dict[str, dict[str, Json]] = {}
 
     def state(self) -> dict[str, Json]:
-        """The tables, and under "done" changes that show in no record. Free text counts as one value, since two
-        people never word a note the same."""
-        state: dict[str, Json] = copy.deepcopy(dict(self._tables))
+        """The tables, and under "done" changes that show in no record; a copy."""
+        return copied(self.snapshot())
+
+    def snapshot(self) -> dict[str, Json]:
+        """The state without copying records: to be read, not changed. Free text counts as one value, since two people
+        never word a note the same."""
+        state: dict[str, Json] = {kind: dict(table) for kind, table in self._tables.items()}
         for model in self._models.values():
             for path, rule in model.effects.items():
                 if rule[0] == "arg" and rule[1] in model.free and model.target:
-                    for record in state.get(model.target[0], {}).values():
+                    table = state.get(model.target[0], {})
+                    for key, record in table.items():
                         if get_leaf(record, path):
-                            set_leaf(record, path, FREE_TEXT)
+                            table[key] = copied(record)
+                            set_leaf(table[key], path, FREE_TEXT)
         if self._done:
-            state["done"] = copy.deepcopy(self._done)
+            state["done"] = self._done
         return state
 
     def call(self, tool: str, arguments: Mapping[str, Json]) -> str:
@@ -156,7 +162,7 @@ class World:
             if name == view.key:
                 shown[name] = record.get(key)
             elif name in record:
-                shown[name] = copy.deepcopy(record[name])
+                shown[name] = record[name]
         return shown
 
     # Changes
@@ -175,10 +181,12 @@ class World:
         explained = model.shape != "memory" and not model.unexplained
         if not explained and remembered is None and (model.shape == "memory" or not model.effects):
             return self._refuse(f"{model.name} is not possible with these arguments")
-        before = copy.deepcopy(record) if record is not None else {}
+        before = record or {}
+        if record is not None:
+            record = self._tables[kind][key] = copied(record)
         for path, rule in model.effects.items():
             if record is not None:
-                set_leaf(record, path, copy.deepcopy(evaluate(rule, arguments, before, get_leaf(before, path))))
+                set_leaf(record, path, copied(evaluate(rule, arguments, before, get_leaf(before, path))))
         if not explained and remembered is not None:
             return self._as_recorded(model, arguments, remembered)
         if not model.effects:
@@ -192,9 +200,10 @@ class World:
         """What no rule explains happens as it was recorded, for the recorded call alone."""
         text, effects = remembered
         for kind, key, path, value in effects:
-            target = self._tables.get(kind, {}).get(key)
-            if target is not None:
-                set_leaf(target, path, copy.deepcopy(value))
+            table = self._tables.get(kind, {})
+            if key in table:
+                table[key] = copied(table[key])
+                set_leaf(table[key], path, copied(value))
         if not effects and not model.effects:
             self._note(model, arguments)
         return str(text)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import secrets
 import socket
 import threading
@@ -34,6 +35,8 @@ from harness.serving.policy import Decision, Policy
 from storage.errors import TraceError
 
 log = structlog.get_logger()
+# uvicorn logs a traceback for every request that a stop cuts off; the gateway says what matters itself.
+logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 TRAJECTORY_HEADER = "x-trace-trajectory"
 POLICY_HEADER = "x-trace-policy"
 Mixer = Callable[[tuple[tuple[str, float], ...]], str]

@@ -47,11 +47,11 @@ class BaseRecipe:
     group: int = 4
     rank: int = 16
     alpha: int = 32
-    lr: float = 1.5e-3
+    lr: float = 1.2e-3
     first_layer: int = 10
     register_share: float = 0.75
     multi_share: float = 0.5
-    three_share: float = 0.4
+    three_share: float = 0.75
 
     def digest(self) -> str:
         """What the built folder depends on: these numbers, the template and the dialogues' source."""

@@ -353,17 +353,8 @@ class _RegisterDesk:
             return [_say("user", hello + ask), *find, *listing, *end]
         if calls == 2:
             told = ", ".join(str(e[field]) for e in entries)
-            if rng.random() < 0.5:
-                ask = rng.choice((f"What {self.entry} entries do I have?", f"Show me every {self.entry} I have."))
-                return [_say("user", hello + ask), *find, *listing, _say("assistant", f"You have: {told}.")]
-            ask = f"My {self.person_id.replace('_', ' ')} is {person}. {verb.title()} my {what}{to}."
-            return [
-                _say("user", ask),
-                *listing,
-                change,
-                changed,
-                _say("assistant", f"Your {what} {target} is now {now}."),
-            ]
+            ask = rng.choice((f"What {self.entry} entries do I have?", f"Show me every {self.entry} I have."))
+            return [_say("user", hello + ask), *find, *listing, _say("assistant", f"You have: {told}.")]
         if rng.random() < 0.5:
             ask = rng.choice((f"{verb.title()} {self.entry} {target}{to}.", f"Please {verb} {target}{to}."))
             return [_say("user", ask), change, changed, _say("assistant", f"{target} is now {now}.")]

@@ -29,7 +29,7 @@ class WarmStart:
 class CalibrationSettings:
     """How many tasks, each how often, tell whether the environment suits the policy that is about to be trained."""
 
-    tasks: int = 8
+    tasks: int = 4
     repeats: int = 4
 
 

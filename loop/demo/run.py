@@ -48,15 +48,15 @@ class DemoSize:
 
 
 # Half of SmolLM2's 30 blocks are tuned: on a CPU the backward pass is most of a step.
-WARM_START = WarmStart(solutions=16, steps=4, batch=4, first_layer=15)
+WARM_START = WarmStart(solutions=32, steps=8, batch=4, first_layer=15)
 QUICK = DemoSize(
     record=150,
-    fit=20,
+    fit=18,
     gate=20,
     report=40,
     side=20,
     warm_start=WARM_START,
-    training=GRPOSettings(steps=5, groups_per_step=3, group_size=8),
+    training=GRPOSettings(steps=5, groups_per_step=3, group_size=6),
 )
 FULL = DemoSize(
     record=200,

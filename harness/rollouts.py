@@ -131,10 +131,11 @@ async def _collect(
     slots = asyncio.Semaphore(settings.concurrency)
     async with httpx.AsyncClient(
         base_url=base_url.rstrip("/") + "/",
-        timeout=httpx.Timeout(settings.timeout, connect=10.0),
+        timeout=httpx.Timeout(settings.timeout, connect=30.0),
         trust_env=False,
         transport=transport,
-        limits=httpx.Limits(max_connections=settings.concurrency + 4),
+        # The server drops idle connections after 5 s; one that is reused just then is a lost episode.
+        limits=httpx.Limits(max_connections=settings.concurrency + 4, keepalive_expiry=2.0),
     ) as client:
         await _warm(client, model, renderer, env_factory, seeds, settings)
 
@@ -293,7 +294,11 @@ async def _complete(
         "return_token_ids": True,
     }
     try:
-        response = await client.post("completions", json=body)
+        try:
+            response = await client.post("completions", json=body)
+        except (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError):
+            # Once more: on a busy machine a connection breaks now and then, and a sample can be drawn again.
+            response = await client.post("completions", json=body)
         response.raise_for_status()
         choice = response.json()["choices"][0]
         token_ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]

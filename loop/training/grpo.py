@@ -8,8 +8,10 @@ that was killed or interrupted goes on after its last finished step.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -260,7 +262,9 @@ class _Rollouts:
     def _rows(self, group: list[Rollout]) -> list[tuple[Rollout, float | None]]:
         """One row per place in the group; the places of dropped episodes get a copy without a reward, which TRL
         leaves out of the baseline and gives no advantage."""
-        missing = self._config.group_size - len(group)
+        size = self._config.train_size or self._config.group_size
+        group = widest(group, size)
+        missing = size - len(group)
         return [*((rollout, rollout.reward) for rollout in group), *((group[0], None) for _ in range(missing))]
 
 
@@ -268,6 +272,16 @@ def informative(group: Sequence[Rollout]) -> bool:
     """Whether a group has a gradient: its rewards differ."""
     rewards = [rollout.reward for rollout in group]
     return bool(rewards) and max(rewards) - min(rewards) > 1e-6
+
+
+def widest(group: Sequence[Rollout], size: int) -> list[Rollout]:
+    """The ``size`` episodes whose rewards have the largest variance: some of the lowest and some of the highest
+    (Xu et al. 2025, "Not All Rollouts are Useful", arXiv 2504.13818)."""
+    ordered = sorted(group, key=lambda rollout: rollout.reward)
+    if len(ordered) <= size:
+        return list(group)
+    choices = [ordered[:low] + ordered[len(ordered) - size + low :] for low in range(size + 1)]
+    return max(choices, key=lambda chosen: statistics.pvariance([rollout.reward for rollout in chosen]))
 
 
 def _trainer(
@@ -286,7 +300,10 @@ def _trainer(
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
     from trl.trainer.grpo_config import GRPOConfig
 
+    # It warns of each place that a dropped episode left, which `_rows` leaves without a reward on purpose.
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
     gpu = torch.cuda.is_available()
+    rows = config.train_size or config.group_size
     set_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16 if gpu else torch.float32)
     if init_adapter is not None:
@@ -298,10 +315,10 @@ def _trainer(
         output_dir=str(options["checkpoints"]),
         max_steps=config.steps,
         # One micro-batch is one group; one optimizer step is all groups of one generation.
-        per_device_train_batch_size=config.group_size,
+        per_device_train_batch_size=rows,
         gradient_accumulation_steps=config.groups_per_step,
         steps_per_generation=config.groups_per_step,
-        num_generations=config.group_size,
+        num_generations=rows,
         max_completion_length=config.max_turns * config.max_tokens,
         temperature=config.temperature,
         learning_rate=config.learning_rate,

@@ -14,12 +14,15 @@ class GRPOSettings:
 
     ``resample_rounds``: how often groups of equal rewards are replaced by other tasks before the step goes on with
     fewer. ``max_tokens`` bounds one reply, ``max_context`` a whole episode (tokens). ``clip`` bounds the probability
-    ratio to 1 ± clip. ``threads``: CPU threads of the trainer, 0 for all.
+    ratio to 1 ± clip. ``train_size``: how many episodes of a group carry the gradient, those whose rewards differ
+    most; 0 for all. Fewer make the training half of a step cheaper by their share. ``threads``: CPU threads of the
+    trainer, 0 for all.
     """
 
     steps: int = 10
     groups_per_step: int = 4
     group_size: int = 8
+    train_size: int = 0
     resample_rounds: int = 1
     learning_rate: float = 5e-4
     temperature: float = 1.0

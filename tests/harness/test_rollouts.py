@@ -148,6 +148,20 @@ def test_a_fault_drops_the_episode_and_is_counted(reply: Callable[[str], str | i
     assert batch.faults == {kind: 2}
 
 
+def test_a_broken_connection_is_tried_once_more() -> None:
+    broken: set[str] = set()
+
+    def reply(prompt: str) -> str:
+        if prompt not in broken:
+            broken.add(prompt)
+            raise httpx.ReadError("reset")
+        return "x"
+
+    batch, _ = play(reply, size=1)
+    assert not batch.faults
+    assert len(batch.groups[0]) == 1
+
+
 def test_one_episodes_fault_leaves_the_others_alone() -> None:
     batch, _ = play(lambda prompt: 503 if "Table 1" in prompt else "x", seeds=(1, 2))
     assert [len(group) for group in batch.groups] == [0, 2]

@@ -84,6 +84,15 @@ def test_common_prefix_leaves_every_prompt_a_token() -> None:
     assert common_prefix([[7]]) == 0
 
 
+def test_the_widest_episodes_carry_the_gradient() -> None:
+    def group(*rewards: float) -> list[Rollout]:
+        return [Rollout((1,), (2,), (0.0,), (1,), r, False, {}, 0, 1, "done") for r in rewards]
+
+    assert [r.reward for r in grpo.widest(group(0.5, 0.1, 0.9, 0.4, 1.0), 4)] == [0.1, 0.4, 0.9, 1.0]
+    assert [r.reward for r in grpo.widest(group(0.2, 0.2, 1.0, 0.2), 2)] == [0.2, 1.0]
+    assert [r.reward for r in grpo.widest(group(0.3, 0.1), 4)] == [0.3, 0.1]
+
+
 def test_shared_prompts_give_the_log_probabilities_and_gradients_of_whole_sequences(tiny_model: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
@@ -213,6 +222,10 @@ def test_groups_of_equal_rewards_are_resampled_and_dropped_episodes_leave_their_
     assert step.informative == pytest.approx(1 / 3)
     assert step.faults == {"rendering:prefix": 1}
     assert step.grad_norm > 0
+    # Fewer rows for the gradient, the same episodes measured.
+    fewer = run(tmp_path / "fewer", tiny_model, replace(SETTINGS, steps=1, train_size=2), seeds=lambda draw: draw + 1)
+    assert fewer.steps[0].reward == step.reward
+    assert fewer.steps[0].grad_norm > 0
 
 
 def test_no_episode_at_all_is_an_error_that_keeps_what_was_trained(

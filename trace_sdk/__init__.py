@@ -13,7 +13,7 @@ import os
 from trace_sdk._config import Redactor, from_environment
 from trace_sdk._decorator import agent
 from trace_sdk._evaluation import evaluation
-from trace_sdk._recorder import recorder as _recorder
+from trace_sdk._recorder import recorder
 from trace_sdk._run import Outcome, Run, live_run, put_outcome
 from trace_sdk._tool import tool
 
@@ -32,7 +32,7 @@ def init(
     others. Raises ValueError for a fraction outside 0..1 or a TRACE_GATEWAY that is no http address, re.error for
     a pattern that is none.
     """
-    _recorder.configure(from_environment(home, redact, sample_successes))
+    recorder.configure(from_environment(home, redact, sample_successes))
 
 
 def current() -> Run | None:
@@ -56,4 +56,4 @@ def feedback(
 
 def flush(timeout: float | None = 10.0) -> bool:
     """Wait at most ``timeout`` seconds until everything recorded so far is in the spool; False when it is not."""
-    return _recorder.flush(timeout)
+    return recorder.flush(timeout)

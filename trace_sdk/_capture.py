@@ -60,7 +60,7 @@ class Call:
         self.body = body
         self.key = hash(body)
         # The same request again after it failed is a retry, by the client or by the agent: one call, not two.
-        failed: Call | None = run._failed_calls.pop(self.key, None) if run._failed_calls else None  # pyright: ignore[reportPrivateUsage]
+        failed: Call | None = run.take_failed(self.key)
         if failed is not None:
             self.call_id, self.seq, self.attempt = failed.call_id, failed.seq, failed.attempt + 1
         else:
@@ -99,7 +99,7 @@ class Call:
         self._finished = True
         self.latency = time.perf_counter() - self._begun
         if self.error is not None or self.status >= 400:
-            self.run._failed_calls[self.key] = self  # pyright: ignore[reportPrivateUsage]
+            self.run.failed_calls()[self.key] = self
         self.size += sum(map(len, self.chunks))
         recorder.open_calls.pop(self.call_id, None)
         recorder.put(_render, self, self.size)
@@ -114,9 +114,9 @@ class Call:
     def _event(self, response: dict[str, Any] | None, error: dict[str, Any] | None) -> dict[str, Any]:
         request = _decode.request_of(self.provider, self.body)
         if self.provider == "openai.responses":
-            _restore(self.run._responses, request, response)  # pyright: ignore[reportPrivateUsage]
+            _restore(self.run.responses(), request, response)
         if self.thread is None:
-            self.thread = _threads.assign(self.run._threads, request["messages"])  # pyright: ignore[reportPrivateUsage]
+            self.thread = _threads.assign(self.run.threads(), request["messages"])
         if response is not None and self.policy is not None:
             response["policy"] = self.policy
         return {

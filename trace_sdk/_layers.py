@@ -75,7 +75,7 @@ def record(
 def _render(data: tuple[Slot, str, str, int, Snapshot, JsonDict | None, float]) -> JsonDict:
     slot, provider, call_id, seq, snapshot, error, ended = data
     request, response = snapshot.thaw()
-    thread = _threads.assign(slot.run._threads, request["messages"])  # pyright: ignore[reportPrivateUsage]
+    thread = _threads.assign(slot.run.threads(), request["messages"])
     return {
         "v": VERSION,
         "type": "call",

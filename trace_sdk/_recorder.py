@@ -47,7 +47,7 @@ class Recorder:
         self._items: list[tuple[Render, Any, int]] = []
         self._bytes = 0
         self._put = self._attempted = self._written = 0
-        self._idle = self._urgent = self._failing = False
+        self._idle = self._urgent = self._failing = self._stopping = False
         self._progress = 0.0
         self._thread: threading.Thread | None = None
         self._spool: Spool | None = None
@@ -56,6 +56,7 @@ class Recorder:
         self.open_calls: dict[str, Any] = {}
         self.open_generators: dict[int, Any] = {}
         self.dropped = 0
+        self.pid = os.getpid()
 
     @property
     def settings(self) -> Settings:
@@ -98,7 +99,9 @@ class Recorder:
             _log.say_once("full", "trace.queue_full_events_dropped", queue_bytes=settings.queue_bytes)
         if self._thread is None:
             self._start()
-        if self._idle or self._bytes * 2 > settings.queue_bytes:
+        if self._stopping:
+            self._drain_late()
+        elif self._idle or self._bytes * 2 > settings.queue_bytes:
             self._wake.set()
             if self._bytes * 4 > settings.queue_bytes * 3:
                 self._make_way()
@@ -145,7 +148,7 @@ class Recorder:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is not None:
+            if self._thread is not None or self._stopping:
                 return
             thread = threading.Thread(target=self._work, name="trace-sdk-writer", daemon=True)
             self._thread = thread
@@ -153,13 +156,10 @@ class Recorder:
         try:
             thread.start()
         except RuntimeError:  # no more threads, or the interpreter is ending: what is queued is written at exit
-            with self._lock:
-                self._thread = None
-            if sys.is_finalizing():
-                self._drain()
+            self._thread = None
 
     def _work(self) -> None:
-        while True:
+        while not self._stopping:
             self._idle = True
             if not self._items and not self._backlog and not self._urgent:
                 self._wake.wait(_PROVISIONAL_AFTER / 2 if self.open_calls else None)
@@ -181,13 +181,16 @@ class Recorder:
             with self._lock:
                 items, self._items = self._items, []
             self._progress = time.monotonic()
-            self._render(items)
-            failed = not self._write_backlog()
-            with self._done:
-                self._attempted += len(items)
-                if not failed:
-                    self._written = self._attempted
-                self._done.notify_all()
+            written = False
+            try:
+                self._render(items)
+                written = self._write_backlog()
+            finally:  # whatever happened, nobody goes on waiting for these
+                with self._done:
+                    self._attempted += len(items)
+                    if written:
+                        self._written = self._attempted
+                    self._done.notify_all()
 
     def _add_provisional(self) -> None:
         if not self.open_calls:
@@ -277,6 +280,23 @@ class Recorder:
                 _log.say_once("exit", "trace.exit_before_everything_was_written")
             if self.dropped:
                 _log.say_once("dropped", "trace.events_lost", count=self.dropped)
+            self._stop()
+
+    def _stop(self) -> None:
+        # A daemon thread that the interpreter kills while it holds a lock would hang whoever asks for that lock
+        # later, a finalizer for instance: it has to be gone before.
+        thread, self._stopping = self._thread, True
+        self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+            if not thread.is_alive():
+                self._thread = None
+
+    def _drain_late(self) -> None:
+        """What is still put after the end was announced, by other exit handlers and finalizers, is written at once."""
+        if self._thread is None:
+            with contextlib.suppress(Exception):
+                self._drain()
 
     def after_fork(self) -> None:
         """In a forked child: what the parent queued is the parent's to write; start afresh, lazily."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, cast
 
 from trace_sdk import _log
@@ -37,7 +38,7 @@ _NAMED = re.compile(
     r"|://[^/\s:@\"']{1,80}:(?P<d>[^/\s@\"']{3,})@",
 )
 _KEY = re.compile(rf"(?i:{_NAMES}|token|cookie|set-cookie)")
-# Where none of these stands in a line, no pattern above can match: most lines are done after this look.
+# Where none of these stands in a text, no pattern above can match: most texts are done after this look.
 _ANCHORS = (
     *("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
     *("hf_", "xox", "akia", "asia", "aiza", "eyj", "private", "bearer", "basic", "authorization", "key", "secret"),
@@ -54,6 +55,7 @@ _TEXTS = {
 _IDENTIFIERS = frozenset({"task", "session", "user"})
 _PLACEHOLDER = re.compile(r"<([A-Z][A-Z_]*)>")
 _MAX_BOOKS = 4000
+_MAX_CLEAN = 50_000
 
 
 class Book:
@@ -78,27 +80,17 @@ class Redaction:
         self._personal = _personal(redact)
         self._secrets = secrets
         self._books: dict[str, Book] = {}
+        # Agents send the same messages again with every call: what was found clean is not looked through again.
+        # By hash, which is keyed per process, so that texts are not kept.
+        self._clean: tuple[set[int], set[int]] = (set(), set())
 
     def line(self, event: dict[str, Any]) -> bytes:
-        text = _encoded(event)
-        if self._personal is None and not self._suspicious(text):
-            return text.encode("ascii") + b"\n"
         try:
             event = self._redacted(event)
         except Exception as error:
             _log.say_once("redact", "trace.redaction_failed_texts_withheld", error=type(error).__name__)
-            withheld = {field: None for field in _TEXTS.get(event["type"], ()) if field != "request"}
-            bare: dict[str, Any] = {"request": {"messages": [], "tools": [], "params": {}}} if event["type"] == "call" else {}
-            event = {**event, **withheld, **bare, "withheld": f"redaction failed: {type(error).__name__}"}
-            if event["type"] == "start":
-                event["tags"] = []
+            event = _bare(event, type(error).__name__)
         return _encoded(event).encode("ascii") + b"\n"
-
-    def _suspicious(self, line: str) -> bool:
-        lowered = line.lower()
-        return any(anchor in lowered for anchor in _ANCHORS) or any(
-            _escaped(secret) in line for secret in self._secrets
-        )
 
     def _book(self, event: dict[str, Any]) -> Book:
         book = self._books.get(event["id"])
@@ -131,22 +123,50 @@ class Redaction:
         if isinstance(value, dict):
             walked: dict[str, Any] = {}
             for key, inner in cast(dict[str, Any], value).items():
-                if isinstance(inner, str) and len(inner) >= 4 and _KEY.fullmatch(key):
+                if isinstance(inner, str) and len(inner) >= 4 and _KEY.fullmatch(str(key)):
                     walked[key] = book.name("SECRET", inner)
                 else:
-                    walked[self._text(key, book, personal)] = self._walk(inner, book, personal)
+                    walked[self._text(str(key), book, personal)] = self._walk(inner, book, personal)
             return walked
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [self._walk(inner, book, personal) for inner in cast(list[Any], value)]
-        return value
+        if isinstance(value, int | float | NoneType):
+            return value
+        return self._walk(jsonable(value), book, personal)
 
     def _text(self, text: str, book: Book, personal: _Personal | None) -> str:
+        clean = self._clean[personal is None]
+        key = hash(text)
+        if key in clean:
+            return text
+        redacted = self._without_secrets(text, book)
+        if personal is not None:
+            redacted = personal(redacted, book)
+        if redacted == text:
+            if len(clean) >= _MAX_CLEAN:
+                clean.clear()
+            clean.add(key)
+        return redacted
+
+    def _without_secrets(self, text: str, book: Book) -> str:
         for secret in self._secrets:
             if secret in text:
                 text = text.replace(secret, book.name("SECRET", secret))
+        lowered = text.lower()
+        if not any(anchor in lowered for anchor in _ANCHORS):
+            return text
         text = _FORMS.sub(lambda match: book.name("SECRET", match[0]), text)
-        text = _NAMED.sub(lambda match: _replace_value(match, book), text)
-        return text if personal is None else personal(text, book)
+        return _NAMED.sub(lambda match: _replace_value(match, book), text)
+
+
+def _bare(event: dict[str, Any], problem: str) -> dict[str, Any]:
+    """The event without any of its texts, in a form that a reader still takes."""
+    bare: dict[str, Any] = {**event, **dict.fromkeys(_TEXTS.get(event["type"], ()))}
+    if event["type"] == "call":
+        bare["request"] = {"messages": [], "tools": [], "params": {}}
+    elif event["type"] == "start":
+        bare["tags"] = []
+    return {**bare, "withheld": f"redaction failed: {problem}"}
 
 
 _Personal = Callable[[str, Book], str]
@@ -203,7 +223,3 @@ def _encoded(event: dict[str, Any]) -> str:
         return _encode(event)
     except (ValueError, TypeError, RecursionError):
         return _encode(jsonable(event))
-
-
-def _escaped(secret: str) -> str:
-    return json.dumps(secret)[1:-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,8 @@ from trace_sdk._recorder import recorder
 from trace_sdk._snapshot import Snapshot, jsonable
 
 VERSION = 1
+_sequence = itertools.count()
+_silent: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class AgentSpec:
     is_method: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that makes it three times as dear, on every call of the agent
 class Start:
     """What a run begins with, put aside for the writer."""
 
@@ -89,7 +90,6 @@ class Run:
         "_outcome",
         "_pid",
         "_responses",
-        "_seq",
         "_start",
         "_started",
         "_threads",
@@ -104,15 +104,14 @@ class Run:
         self.root: Run = self if parent is None else parent.root
         self._start = start
         self._started = time.time()
-        self._seq = itertools.count()
         self._calls = 0
         self._ended = False
         self._outcome: Outcome | None = None
-        self._pid = os.getpid()
-        self._failed_calls: dict[int, Any] = {}
+        self._pid = recorder.pid
+        self._failed_calls: dict[int, Any] | None = None
         # The two below belong to the writer's thread.
-        self._threads: list[Any] = []
-        self._responses: dict[str, Any] = {}
+        self._threads: list[Any] | None = None
+        self._responses: dict[str, Any] | None = None
         recorder.put(self._render_start, None, start.input.size + 400)
 
     # What the agent may call.
@@ -135,12 +134,35 @@ class Run:
         put_outcome(self.id, outcome, source)
 
     def next_seq(self) -> int:
-        """The number of the next model call; calls of sub-agents count for the runs they belong to."""
+        """A number that orders the model calls of a process; calls of sub-agents count for the runs they belong to."""
         run: Run | None = self
         while run is not None:
             run._calls += 1
             run = run.parent
-        return next(self._seq)
+        return next(_sequence)
+
+    # What the parts keep on the run between its calls, made when first needed.
+
+    def failed_calls(self) -> dict[int, Any]:
+        """Model calls that failed, by the hash of their request: the same request again is a retry."""
+        if self._failed_calls is None:
+            self._failed_calls = {}
+        return self._failed_calls
+
+    def take_failed(self, key: int) -> Any:
+        return self._failed_calls.pop(key, None) if self._failed_calls else None
+
+    def threads(self) -> list[Any]:
+        """The threads of messages seen so far; for the writer's thread alone."""
+        if self._threads is None:
+            self._threads = []
+        return self._threads
+
+    def responses(self) -> dict[str, Any]:
+        """Messages by the id of the response that they led to; for the writer's thread alone."""
+        if self._responses is None:
+            self._responses = {}
+        return self._responses
 
     def verdict(self) -> Outcome:
         """The outcome as far as it is known in this process."""
@@ -148,7 +170,7 @@ class Run:
 
     def end(self, output: Snapshot | None, error: BaseException | None) -> None:
         """Write the end, once; in the process that began the run, not in a child forked inside it."""
-        if self._ended or self._pid != os.getpid():
+        if self._ended or self._pid != recorder.pid:
             return
         self._ended = True
         described = _errors.describe(error) if error is not None else None
@@ -167,9 +189,9 @@ class Run:
         recorder.put(
             self._render_end, (time.time(), described, output, weight), (output.size if output is not None else 0) + 200
         )
-        if self.parent is None and self._calls == 0 and error is None:
-            _log.say_once(
-                f"no calls {self._start.spec.name}",
+        if self.parent is None and self._calls == 0 and error is None and self._start.spec.name not in _silent:
+            _silent.add(self._start.spec.name)
+            _log.say(
                 "trace.run_without_model_calls",
                 agent=self._start.spec.name,
                 hint="no model call passed httpx, httpx2, litellm or langchain inside this run; "

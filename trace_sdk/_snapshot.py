@@ -18,7 +18,7 @@ _ATOMS = (str, int, float, bool, type(None))
 
 
 class Snapshot:
-    """A frozen value: `thaw` gives it back as JSON-safe data. ``size`` is its weight in bytes, roughly."""
+    """A frozen value: `thaw` gives it back. ``size`` is its weight in bytes, roughly."""
 
     __slots__ = ("_plain", "_value", "size")
 
@@ -33,8 +33,8 @@ class Snapshot:
             self._plain = True
 
     def thaw(self) -> Any:
-        """JSON-safe data: dicts with text keys, lists, text, numbers, booleans, None."""
-        return self._value if self._plain else _jsonable(marshal.loads(cast(bytes, self._value)), 0)
+        """The value as data. What JSON has no form for (bytes, sets, NaN) is left to `jsonable`, when it is written."""
+        return self._value if self._plain else marshal.loads(cast(bytes, self._value))
 
 
 def jsonable(value: object) -> Any:

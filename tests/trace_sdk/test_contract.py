@@ -484,7 +484,7 @@ def test_a_full_disk_never_reaches_the_agent_and_what_waited_is_written_when_the
 
 
 def test_a_disk_that_stays_full_does_not_hang_the_exit(server: ScriptedServer, tmp_path: Path) -> None:
-    ended = play(server, tmp_path, FULL_DISK + "print(desk('hi'))", timeout=20)
+    ended = play(server, tmp_path, FULL_DISK + "print(desk('hi'))", timeout=120)
     assert (ended.code, ended.out) == (0, "HI\n")
     assert ended.runs == []
 
@@ -599,3 +599,22 @@ def test_importing_is_quick_and_brings_nothing_heavy(tmp_path: Path) -> None:
         took.append(float(out[0]))
         assert out[1].strip() == "[]"
     assert min(took) < 0.12, "seconds of the processor's time, so that a busy machine does not decide"
+
+
+def test_what_exit_handlers_and_finalizers_still_do_is_kept_and_nothing_hangs(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    program = """
+    import atexit
+    quick = trace.agent(name="quick")(lambda n: n)
+    class Late:
+        def __del__(self):
+            quick(3)
+    atexit.register(quick, 2)  # before the recorder's own handler, so it runs after it
+    quick(1)
+    late = Late()
+    """
+    ended = play(server, tmp_path, program, timeout=120)
+    assert ended.code == 0, ended.err
+    assert [run.output for run in ended.runs][:2] == [1, 2]
+    assert {run.status for run in ended.runs} == {"completed"}

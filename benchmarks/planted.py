@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from loop.analysis import analyze_runs
+from loop.analysis.analyze import analyze_runs
 from loop.analysis.contrast import LACKING, NA, PRESENT, contrast
 from loop.analysis.detectors import DETECTORS
 from loop.analysis.labelling import label_runs

@@ -7,6 +7,7 @@ works is "lacking" in all failures and in no success.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -157,9 +158,22 @@ def _is_sound(view: View, action: Action) -> bool:
         return False
     if facts is not None and facts.schema is not None and fault(action.arguments, facts.schema):
         return False
+    if _speaks_of_the_call(action, facts.schema if facts is not None else None):
+        return False
     return all(
         view.is_known(n.value, action.position) and not is_wrong_kind(n.parameter, n.value) for n in action.names
     )
+
+
+def _speaks_of_the_call(action: Action, schema: Mapping[str, Any] | None) -> bool:
+    """Whether the refusal names an argument or its value ("no order 57", "customer_id is missing").
+
+    Such a tool works: it looked at what it was given. A broken one fails whatever it is given.
+    """
+    said = set(re.findall(r"[\w@.#-]+", (action.result or "").lower()))
+    names = {*action.arguments, *((schema or {}).get("properties") or {})}
+    values = {str(v) for v in action.arguments.values() if isinstance(v, str | int | float) and str(v).strip()}
+    return bool(said & {word.lower().rstrip(".") for word in names | values})
 
 
 def _mended(view: View, failure: Action) -> bool:
@@ -172,5 +186,12 @@ def _prompt(trajectory: Trajectory) -> str:
 
 def _shape(text: str) -> str:
     """An error without what differs from run to run: numbers, quoted values, addresses."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        # The quotes of JSON are not those of a value: without this, all errors in JSON look alike.
+        text = " ".join(str(v) for v in value.values())
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\S+@\S+|#?\w*\d[\w-]*", "…", text[:300])
     return " ".join(text.split())[:160]

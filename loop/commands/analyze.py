@@ -34,7 +34,7 @@ def analyze(
     as_json: bool = typer.Option(False, "--json", help="One JSON document on stdout."),
 ) -> None:
     """Contrast failures with successes and name the capabilities that the agent lacks."""
-    from loop.analysis import analyze as run_analysis
+    from loop.analysis.analyze import analyze as run_analysis
     from loop.analysis.contrast import Thresholds
 
     with database() as db:

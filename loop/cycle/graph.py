@@ -34,6 +34,8 @@ class CycleState(TypedDict):
     """Adapter ids that this cycle promoted."""
     tried: list[str]
     """Capability ids that were taken up, in order."""
+    trained: list[str]
+    """Those of them that an adapter was trained for."""
 
 
 Update = dict[str, Any]
@@ -54,6 +56,7 @@ def first_state(cycle: str) -> CycleState:
         verdict="",
         promoted=[],
         tried=[],
+        trained=[],
     )
 
 

@@ -40,7 +40,7 @@ class CycleSettings:
     ``target``: MODULE:NAME of the team's ``@trace.evaluation``, run by ``target_python`` in ``target_cwd`` with
     ``target_environment`` added to its environment.
     ``fit_tasks`` / ``gate_tasks``: how many tasks of the train split fit the router, and of the gate split decide.
-    ``max_capabilities``: how many of the selected capabilities are taken up, the most worthwhile first.
+    ``max_capabilities``: how many of the selected capabilities are trained, the most worthwhile first.
     """
 
     agent: str

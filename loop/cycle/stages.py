@@ -78,13 +78,12 @@ class CycleStages:
             self.say(f"lacking: {finding.candidate.detector.name} (gap {contrast.gap:.2f}, {contrast.coverage:.0%})")
         if not report.selected:
             self.say("no capability is selected; `trace-sdk analyze` says why for each")
-        chosen = [finding.id for finding in report.selected][: self.settings.max_capabilities]
-        return Update(analysis=report.analysis or "", pending=chosen, promoted=[], tried=[])
+        return Update(analysis=report.analysis or "", pending=[finding.id for finding in report.selected])
 
     def choose(self, state: CycleState) -> Update:
-        """The next capability, or none."""
+        """The next capability, or none: one whose environment can't be used makes room for the next."""
         self._enter(state, "choose")
-        pending = list(state["pending"])
+        pending = list(state["pending"]) if len(state["trained"]) < self.settings.max_capabilities else []
         capability = pending.pop(0) if pending else ""
         tried = [*state["tried"], *([capability] if capability else [])]
         return Update(
@@ -205,7 +204,7 @@ class CycleStages:
             self.rows.keep_steps(run, result.steps)
             row = self._keep_adapter(state, name, result.adapter_path, result.sha256, warm.sha256 if warm else None)
             self.rows.end_run(run, row.id, {"tokens": result.tokens, "rollouts": result.rollouts})
-        return Update(adapter=row.id)
+        return Update(adapter=row.id, trained=[*state["trained"], state["capability"]])
 
     def fit_router(self, state: CycleState) -> Update:
         """Serve the candidate, measure it beside what serves, on train tasks, and learn where it helps."""
@@ -312,6 +311,7 @@ class CycleStages:
                 **(cycle.report or {}),
                 "analysis": state["analysis"],
                 "tried": state["tried"],
+                "trained": state["trained"],
                 "promoted": state["promoted"],
             }
             session.add(cycle)

@@ -173,9 +173,9 @@ def _report_arms(measuring: Measuring, stages: CycleStages, state: CycleState, s
 
 
 def _hint(stages: CycleStages, state: CycleState) -> str | None:
-    """The advice of the first capability that was taken up: the cheap alternative to training it."""
-    tried = state["tried"]
-    return stages.hint(tried[0]) if tried else None
+    """The advice of the capability that was trained, or else first taken up: the cheap alternative to training."""
+    taken = [*state["trained"], *state["tried"]]
+    return stages.hint(taken[0]) if taken else None
 
 
 def _routed_with_warm_start(stages: CycleStages, state: CycleState, serving: Policy) -> Policy | None:
@@ -203,7 +203,6 @@ def _keep_arms(
                 name: {"evaluation": result.evaluation, "tasks": sorted(result.outcomes)}
                 for name, result in arms.items()
             },
-            "trained": state["tried"],
             "seeds": {"cycle": settings.seed, "training": TRAINING_SEEDS, "warm_start": WARM_START_SEEDS},
             "versions": reports.versions(),
         }

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from harness.environment import Act
-from loop.analysis import analyze, analyze_runs, history
+from loop.analysis import history
 from loop.analysis.analyst import Analyst, LiteLLMClient, Reply
 from loop.analysis.analyst.client import BudgetSpent
 from loop.analysis.analyst.transcript import render
+from loop.analysis.analyze import analyze, analyze_runs
 from loop.analysis.contrast import Thresholds
 from loop.analysis.view import View
 from storage.database import open_database

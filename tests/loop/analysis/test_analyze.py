@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from harness.environment import Act
-from loop.analysis import analyze, analyze_runs, history, lacking_runs
+from loop.analysis import history
+from loop.analysis.analyze import analyze, analyze_runs, lacking_runs
 from loop.analysis.identity import Known, match
 from loop.commands.analyze import render
 from storage.database import Database, open_database

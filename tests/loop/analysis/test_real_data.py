@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loop.analysis import AnalysisReport, analyze_runs
+from loop.analysis.analyze import AnalysisReport, analyze_runs
 from storage.importers import FORMATS, Options, read_file, read_tools
 from storage.trajectory import Trajectory
 

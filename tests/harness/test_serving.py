@@ -281,15 +281,16 @@ def test_sampling_gives_token_ids_with_their_log_probabilities(vllm_tiny: TinySe
 
 
 @pytest.mark.heavy
-def test_a_server_that_died_serves_its_adapters_again_after_a_start(tiny_model: Path, tmp_path: Path):
-    with VLLMServer(tiny_model, log=tmp_path / "log", max_model_len=512, kv_cache_gib=1, max_num_seqs=8) as server:
-        server.load_adapter("again@1", build_adapter(tmp_path / "a", seed=61))
-        before = server.prompt_logprobs(IDS, model="again@1")
-        assert server._process is not None
-        os.killpg(server._process.popen.pid, signal.SIGKILL)
-        server._process.popen.wait(10)
-        assert not server.alive()
-        with pytest.raises(TraceError, match="cannot be reached"):
-            server.models()
-        server.start()
-        assert distance(server.prompt_logprobs(IDS, model="again@1"), before) < 0.01
+def test_a_server_that_died_serves_its_adapters_again_after_a_start(vllm_tiny: TinyServer, tmp_path: Path):
+    server = vllm_tiny.server
+    server.load_adapter("again@1", build_adapter(tmp_path / "a", seed=61))
+    before, url = server.prompt_logprobs(IDS, model="again@1"), server.url
+    assert server._process is not None
+    os.killpg(server._process.popen.pid, signal.SIGKILL)
+    server._process.popen.wait(10)
+    assert not server.alive()
+    with pytest.raises(TraceError, match="cannot be reached"):
+        server.models()
+    server.start()
+    assert server.url == url  # a gateway in front need not be told
+    assert distance(server.prompt_logprobs(IDS, model="again@1"), before) < 0.01

@@ -1,10 +1,14 @@
-"""A scripted model server on real HTTP: answers like vLLM, remembers what it was asked, can be killed."""
+"""A scripted model server on real HTTP: answers like vLLM, remembers what it was asked, can be killed.
+
+In a test's own process, or as one of its own: `python upstream.py PORT`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 from typing import Any, Self
@@ -29,19 +33,22 @@ class ScriptedUpstream:
     def last(self) -> dict[str, Any]:
         return self.asked[-1][2]
 
-    def __enter__(self) -> Self:
+    def app(self) -> Starlette:
         routes = [
+            Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
             Route("/v1/completions", self._answer, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/health", lambda _: Response()),
         ]
+        return Starlette(routes=routes)
+
+    def __enter__(self) -> Self:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(Starlette(routes=routes), log_config=None, timeout_graceful_shutdown=0)
-        )
+        self._server = uvicorn.Server(uvicorn.Config(self.app(), log_config=None, timeout_graceful_shutdown=0))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._thread.start()
         while not self._server.started:
@@ -82,3 +89,15 @@ class ScriptedUpstream:
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": name} for name in ["base", *self.adapters]]})
+
+    async def _load(self, request: Request) -> Response:
+        self.adapters.append(json.loads(await request.body())["lora_name"])
+        return Response("added")
+
+    async def _unload(self, request: Request) -> Response:
+        self.adapters.remove(json.loads(await request.body())["lora_name"])
+        return Response("removed")
+
+
+if __name__ == "__main__":
+    uvicorn.run(ScriptedUpstream().app(), port=int(sys.argv[1]), log_level="warning")

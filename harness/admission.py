@@ -228,7 +228,7 @@ async def _play(make: Make, limits: Thresholds, lapse: Mutate | None, label: Lab
     wrong = await play(OneArgumentWrong())
     total = _mean(e.score.total for e in wrong if e.score)
     checks.append(Check("wrong_argument", total, "< 1", total < 1.0, "mean total of the solution with one wrong value"))
-    checks.append(await _ordered(make, seeds, turns, solved, wrong, limits))
+    checks.append(await _ordered(make, seeds, turns, solved, limits))
     if lapse is not None:
         checks += await _lapse(make, seeds, turns, lapse, label, solved, limits)
     return checks
@@ -262,28 +262,21 @@ def _bounds(episodes: Sequence[Episode], limits: Thresholds) -> list[Check]:
 
 
 async def _ordered(
-    make: Make,
-    seeds: Sequence[int],
-    turns: int,
-    solved: Sequence[Episode],
-    wrong: Sequence[Episode],
-    limits: Thresholds,
+    make: Make, seeds: Sequence[int], turns: int, solved: Sequence[Episode], limits: Thresholds
 ) -> Check:
-    """Credit rises with every further act of the solution, and the whole is worth more than the spoiled one."""
+    """Credit rises with every further call of the solution, and the whole is worth more than nothing."""
 
     async def prefix(seed: int, length: int) -> float:
-        policy = _Prefix(length)
-        episode = (await run_episodes(make, [seed], policy, max_turns=turns))[0]
+        episode = (await run_episodes(make, [seed], _Prefix(length), max_turns=turns))[0]
         return episode.score.shaped if episode.score else -1.0
 
     good = 0
-    sample = list(zip(seeds, solved, wrong, strict=True))[:40]
-    for seed, whole, spoiled in sample:
+    sample = list(zip(seeds, solved, strict=True))[:40]
+    for seed, whole in sample:
         top = whole.score.shaped if whole.score else -1.0
         calls = sum(1 for act in _reference(make, seed) if act.tool)
         ladder = [await prefix(seed, n) for n in range(calls + 1)] + [top]
-        rising = all(a <= b + 1e-9 for a, b in itertools.pairwise(ladder)) and ladder[0] < top
-        good += rising and (spoiled.score is None or spoiled.score.total < 1.0 or spoiled.messages == whole.messages)
+        good += all(a <= b + 1e-9 for a, b in itertools.pairwise(ladder)) and ladder[0] < top
     return at_least("ordered", good / len(sample), limits.ordered, "credit rises along the solution")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness import tool_kinds
 from harness.arguments import function_of
 from harness.environment import Act, Environment, Task
 from harness.episodes import Message
@@ -180,21 +181,22 @@ class CopyTheExample:
 
 
 class OneArgumentWrong(ReferencePolicy):
-    """The reference, with one argument of its last call replaced by a wrong value of the same type."""
+    """The reference, with one argument of its last change replaced by a wrong value of the same type."""
 
     def begin(self, env: Environment, task: Task) -> ScriptedPolicy:
         return ScriptedPolicy(one_argument_wrong(env.reference(), task.seed), len(task.messages))
 
 
 def one_argument_wrong(acts: Sequence[Act], seed: int) -> tuple[Act, ...]:
-    """Acts with one argument of the last call that has any made wrong; unchanged when no call has arguments."""
+    """Acts with one argument of the last change made wrong; of the last call with arguments where nothing is changed.
+    A wrong last look-up after the change would do no harm, and show nothing."""
     changed = list(acts)
-    for index in reversed(range(len(changed))):
-        act = changed[index]
-        if act.tool and act.arguments:
-            name = sorted(act.arguments)[seed % len(act.arguments)]
-            changed[index] = Act(act.tool, {**act.arguments, name: _spoil(act.arguments[name])}, act.text)
-            break
+    calls = [i for i, act in enumerate(acts) if act.tool and act.arguments]
+    writes = [i for i in calls if tool_kinds.is_write(acts[i].tool or "")]
+    for index in (writes or calls)[-1:]:
+        act = acts[index]
+        name = sorted(act.arguments)[seed % len(act.arguments)]
+        changed[index] = Act(act.tool, {**act.arguments, name: _spoil(act.arguments[name])}, act.text)
     return tuple(changed)
 
 

@@ -149,7 +149,7 @@ def _open(database: Database, arm: Arm, agent: str, split: str, model: str, cycl
     with database.session() as session:
         found = session.exec(
             select(Evaluation).where(
-                Evaluation.arm == arm.name,
+                # Not its name: the same policy is "serving" to one stage and "base" to another.
                 Evaluation.split == split,
                 Evaluation.policy == arm.fingerprint,
                 Evaluation.model == model,

@@ -44,7 +44,9 @@ class Measuring:
         self.server = server
         self.gateway = gateway
         self._progress = progress
-        self._model = fingerprint(str(settings.model.resolve()), (settings.model / "config.json").stat().st_mtime_ns)
+        # What else decides an outcome: the weights, and which agent is run by which evaluation.
+        built = (settings.model / "config.json").stat().st_mtime_ns
+        self._model = fingerprint(str(settings.model.resolve()), built, settings.agent, settings.target)
         self._target: TargetProcess | None = None
         self._suites: dict[str, list[Any]] = {}
 

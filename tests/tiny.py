@@ -18,7 +18,9 @@ TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\\n' }}
 {%- for m in messages if m.role != 'system' %}
 {%- if m.role == 'tool' %}{{- '<|im_start|>user\\n<tool_response>' + m.content + '</tool_response><|im_end|>\\n' }}
 {%- else %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}
-{%- for c in m.tool_calls or [] %}{{- '<tool_call>' + (c.function | tojson) + '</tool_call>' }}{% endfor %}
+{%- for c in m.tool_calls or [] %}{%- set f = c.function %}
+{{- '<tool_call>{"name": ' + (f.name | tojson) + ', "arguments": ' + (f.arguments | tojson) + '}</tool_call>' }}
+{%- endfor %}
 {{- '<|im_end|>\\n' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 MODULES = {

@@ -249,7 +249,9 @@ def test_a_real_step_against_vllm_trains_what_the_server_then_serves(vllm_tiny: 
     from loop.training.activity import verify_adapter
 
     server, model = vllm_tiny.server, vllm_tiny.model
-    config = replace(SETTINGS, steps=2, groups_per_step=2, group_size=6, learning_rate=3e-2)
+    # A model that writes noise ends a turn by chance; a reply that is cut off scores nothing, and teaches nothing.
+    long = replace(SETTINGS, max_tokens=400, max_context=1200, resample_rounds=2)
+    config = replace(long, steps=2, groups_per_step=2, group_size=6, learning_rate=3e-2)
     result = train_grpo(
         model_dir=model,
         server=server,
@@ -261,7 +263,9 @@ def test_a_real_step_against_vllm_trains_what_the_server_then_serves(vllm_tiny: 
     )
     assert [s.step for s in result.steps] == [1, 2]
     for step in result.steps:
-        assert step.rollouts == 6 * step.groups
+        # Noise does not always render to the tokens that were sampled; such an episode is dropped and counted.
+        assert 0 < step.rollouts <= 6 * step.groups
+        assert step.rollouts + sum(step.faults.values()) >= 6 * step.groups
         assert step.used > 0
         assert step.grad_norm > 0
         # Server and trainer run the same weights, also once the adapter is no longer zero.

@@ -231,6 +231,7 @@ class Recorder:
                 self._backlog.append((b"".join(lines), started, ended, size, count))
                 lines, started, ended, pending, size, count = [], [], [], 0, 0, 0
                 self._write_backlog()
+            self._progress = time.monotonic()
             # The agent's threads get the interpreter back after every event, not after the switch interval.
             time.sleep(0)
         if count:
@@ -276,11 +277,18 @@ class Recorder:
                 call.abandon()
             for generator in list(self.open_generators.values()):
                 generator.end()
-            if self._put and not self.flush(_EXIT_TIMEOUT) and self.dropped == 0:
+            if self._put and not self._flush_while_it_moves() and self.dropped == 0:
                 _log.say_once("exit", "trace.exit_before_everything_was_written")
             if self.dropped:
                 _log.say_once("dropped", "trace.events_lost", count=self.dropped)
             self._stop()
+
+    def _flush_while_it_moves(self) -> bool:
+        # A slow machine gets the time it needs; a disk that takes nothing does not hold up the exit.
+        while not self.flush(1.0):
+            if self._failing or time.monotonic() - self._progress > _EXIT_TIMEOUT:
+                return False
+        return True
 
     def _stop(self) -> None:
         # A daemon thread that the interpreter kills while it holds a lock would hang whoever asks for that lock

@@ -80,10 +80,14 @@ def play(
     return Ended(process.returncode, out, err, runs(home) if (home / "spool").is_dir() else [])
 
 
+def stretched(seconds: float) -> float:
+    """The window is stated for a process that gets to run: on a machine with more work than cores it is longer."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def kill_after(seconds: float, number: signal.Signals = signal.SIGKILL) -> Callable[[subprocess.Popen[str]], None]:
     def act(process: subprocess.Popen[str]) -> None:
-        # The window is stated for a process that gets to run: on a machine with more work than cores it is longer.
-        time.sleep(seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+        time.sleep(stretched(seconds))
         process.send_signal(number)
 
     return act

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.trace_sdk.contract import kill_after, play
+from tests.trace_sdk.contract import kill_after, play, stretched
 from tests.trace_sdk.scripted import Reply, ScriptedServer, Seen, chat, chat_chunks
 from tests.trace_sdk.spool import Stored, events, runs
 
@@ -121,7 +121,7 @@ def test_a_run_killed_in_the_middle_keeps_its_calls_and_has_no_end(
 
 
 def test_os_exit_keeps_what_is_older_than_the_window(server: ScriptedServer, tmp_path: Path) -> None:
-    ended = play(server, tmp_path, f"desk('hi', tone='warm'); time.sleep({WINDOW}); os._exit(5)")
+    ended = play(server, tmp_path, f"desk('hi', tone='warm'); time.sleep({stretched(WINDOW)}); os._exit(5)")
     assert ended.code == 5
     assert facts(ended.run) == COMPLETE
 

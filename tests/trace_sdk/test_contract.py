@@ -495,7 +495,7 @@ def test_a_full_queue_drops_counts_and_says_so_once(server: ScriptedServer, tmp_
         "from trace_sdk._recorder import recorder\n"
         "recorder.configure(dataclasses.replace(recorder.settings, queue_bytes=50_000))\n"
         "for n in range(300): desk_like(n)\n"
-        "print(recorder.dropped > 0, recorder._bytes <= 50_000)\n"
+        "print(recorder.dropped > 0, recorder._held + recorder._fresh <= 50_000)\n"
     ).replace("for n", "@trace.agent\ndef desk_like(n):\n    return 'x' * 500\nfor n", 1)
     ended = play(server, tmp_path, program)
     assert ended.out == "True True\n", ended.err

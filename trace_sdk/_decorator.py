@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, overload
 from trace_sdk import _log
 from trace_sdk._drive import around_async_generator, drive_coroutine, drive_generator, end_run, leave, settle
 from trace_sdk._recorder import recorder
-from trace_sdk._run import AgentSpec, Run, Start, current_run, live_run, started_roots, task_of_runner
+from trace_sdk._run import AgentSpec, Run, current_run, live_run, started_roots, task_of_runner
 from trace_sdk._snapshot import Snapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,21 +89,20 @@ def parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
 def _begin(spec: AgentSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
     """The new run, not yet current; None when recording is switched off or impossible."""
     try:
-        if not recorder.settings.enabled:
+        if not (recorder.active or recorder.settings).enabled:
             return None
         if not _installed:
             _install()
         parent = live_run()
-        task = _value(spec.task, args, kwargs) if spec.task is not None else task_of_runner.get()
-        start = Start(
+        run = Run(
             spec,
-            task,
+            parent,
+            Snapshot((args[1:] if spec.is_method else args, kwargs)),
+            _value(spec.task, args, kwargs) if spec.task is not None else task_of_runner.get(),
             _value(spec.session, args, kwargs) if spec.session is not None else None,
             _value(spec.user, args, kwargs) if spec.user is not None else None,
             _value(spec.tags, args, kwargs) if spec.tags else (),
-            Snapshot((args[1:] if spec.is_method else args, kwargs)),
         )
-        run = Run(start, parent)
         if parent is None:
             roots = started_roots.get()
             if roots is not None:

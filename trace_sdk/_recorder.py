@@ -48,7 +48,7 @@ class Recorder:
     """Use the module's `recorder`; `configure` before the first event, or let the environment decide."""
 
     def __init__(self) -> None:
-        self._settings: Settings | None = None
+        self.active: Settings | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -77,14 +77,14 @@ class Recorder:
 
     @property
     def settings(self) -> Settings:
-        if self._settings is None:
+        if self.active is None:
             try:
-                self._settings = from_environment()
+                self.active = from_environment()
             except ValueError as error:  # the agent did not ask for this: record without it rather than fail
                 _log.say_once("settings", "trace.settings_ignored", problem=str(error))
                 os.environ.pop("TRACE_GATEWAY", None)
-                self._settings = from_environment()
-        return self._settings
+                self.active = from_environment()
+        return self.active
 
     def configure(self, settings: Settings) -> None:
         """Take new settings; what was recorded before is written under the old ones first. Raises re.error for a
@@ -94,7 +94,7 @@ class Recorder:
         with self._drain_lock:
             if self._spool is not None:
                 self._spool.close()
-            self._spool, self._redaction, self._settings = None, redaction, settings
+            self._spool, self._redaction, self.active = None, redaction, settings
             self._room = -1
 
     # The agent's side.

@@ -68,18 +68,6 @@ class AgentSpec:
     is_method: bool = False
 
 
-@dataclass(slots=True)  # not frozen: that makes it three times as dear, on every call of the agent
-class Start:
-    """What a run begins with, put aside for the writer."""
-
-    spec: AgentSpec
-    task: Any
-    session: Any
-    user: Any
-    tags: Any
-    input: Snapshot
-
-
 class Run:
     """A handle on the running trajectory. ``id`` names it everywhere, also in `trace.feedback` later."""
 
@@ -90,7 +78,7 @@ class Run:
         "_outcome",
         "_pid",
         "_responses",
-        "_start",
+        "_spec",
         "_started",
         "_threads",
         "id",
@@ -98,11 +86,20 @@ class Run:
         "root",
     )
 
-    def __init__(self, start: Start, parent: Run | None) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        parent: Run | None,
+        input: Snapshot,
+        task: Any = None,
+        session: Any = None,
+        user: Any = None,
+        tags: Any = (),
+    ) -> None:
         self.id = new_id()
         self.parent = parent
         self.root: Run = self if parent is None else parent.root
-        self._start = start
+        self._spec = spec
         self._started = time.time()
         self._calls = 0
         self._ended = False
@@ -112,7 +109,8 @@ class Run:
         # The two below belong to the writer's thread.
         self._threads: list[Any] | None = None
         self._responses: dict[str, Any] | None = None
-        recorder.put(self._render_start, None, start.input.size + 400)
+        # Arguments go to the writer and are not kept here: a run can be long.
+        recorder.put(_render_start, (self, input, task, session, user, tags), input.size + 400)
 
     # What the agent may call.
 
@@ -176,48 +174,48 @@ class Run:
         described = _errors.describe(error) if error is not None else None
         if (
             described is not None
-            and self._start.spec.exceptions_fail
+            and self._spec.exceptions_fail
             and self._outcome is None
             and _counts_as_failure(error, described["boundary"])
         ):
             self.record_outcome(Outcome(False, None, f"raised {described['type']}"), "exception")
         weight = 1.0
-        share = recorder.settings.sample_successes
+        settings = recorder.active
+        share = settings.sample_successes if settings is not None else 1.0
         if share < 1.0 and self._outcome is not None and self._outcome.success is True:
             # Weight 0: sampled out; the reader drops the run and the kept ones stand for it.
             weight = 1.0 / share if share > 0 and random.random() < share else 0.0
         recorder.put(
             self._render_end, (time.time(), described, output, weight), (output.size if output is not None else 0) + 200
         )
-        if self.parent is None and self._calls == 0 and error is None and self._start.spec.name not in _silent:
-            _silent.add(self._start.spec.name)
+        if self.parent is None and self._calls == 0 and error is None and self._spec.name not in _silent:
+            _silent.add(self._spec.name)
             _log.say(
                 "trace.run_without_model_calls",
-                agent=self._start.spec.name,
+                agent=self._spec.name,
                 hint="no model call passed httpx, httpx2, litellm or langchain inside this run; "
                 "calls from threads or clients that are not seen can be recorded with @trace.tool",
             )
 
     # Rendering: in the writer's thread.
 
-    def _render_start(self, _: None) -> dict[str, Any]:
-        start = self._start
-        arguments = start.input.thaw()
+    def start_event(self, input: Snapshot, task: Any, session: Any, user: Any, tags: Any) -> dict[str, Any]:
+        args, kwargs = input.thaw()
         return {
             "v": VERSION,
             "type": "start",
             "id": self.id,
             "ts": self._started,
-            "agent": start.spec.name,
-            "version": start.spec.version,
-            "task": _text(start.task),
-            "session": _text(start.session),
-            "user": _text(start.user),
-            "tags": [str(tag) for tag in start.tags or ()],
+            "agent": self._spec.name,
+            "version": self._spec.version,
+            "task": _text(task),
+            "session": _text(session),
+            "user": _text(user),
+            "tags": [str(tag) for tag in tags or ()],
             "parent": self.parent.id if self.parent is not None else None,
             "root": self.root.id,
-            "input": _named(start.spec.names, arguments[0], arguments[1]),
-            "trainable": start.spec.trainable,
+            "input": _named(self._spec.names, args, kwargs),
+            "trainable": self._spec.trainable,
             "pid": self._pid,
         }
 
@@ -251,6 +249,11 @@ def live_run() -> Run | None:
 def put_outcome(id: str, outcome: Outcome, source: str) -> None:
     """Write an outcome for any trajectory, running, ended or long stored."""
     recorder.put(_render_outcome, (id, time.time(), outcome, source), 300)
+
+
+def _render_start(data: tuple[Run, Snapshot, Any, Any, Any, Any]) -> dict[str, Any]:
+    run, *given = data
+    return run.start_event(*given)
 
 
 def _render_outcome(data: tuple[str, float, Outcome, str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -58,11 +58,14 @@ class Measuring:
             self._target.stop()
             self._target = None
 
+    def held_out(self) -> list[str]:
+        """Every text of the gate and report tasks that is a request rather than a name: four words or more."""
+        tasks = [task for split in ("gate", "report") for task in self._suite(split)]
+        return [text for task in tasks for text in _texts(task) if len(text.split()) >= 4]
+
     def tasks(self, split: Split, n: int) -> list[Any]:
         """The first ``n`` tasks of a split. Raises TraceError when the suite has fewer."""
-        if split not in self._suites:
-            self._suites[split] = self._process().suite(split)
-        found = self._suites[split]
+        found = self._suite(split)
         if len(found) < n:
             raise TraceError(
                 f"the suite has {len(found)} tasks in the {split} split, {n} are needed",
@@ -114,6 +117,11 @@ class Measuring:
     def _run(self, tasks: list[Any], save: Callable[[int, Any], None]) -> None:
         self._process().run_many(tasks, on_result=lambda result: save(result.task_index, result))
 
+    def _suite(self, split: Split) -> list[Any]:
+        if split not in self._suites:
+            self._suites[split] = self._process().suite(split)
+        return self._suites[split]
+
     def _process(self) -> TargetProcess:
         if self._target is None:
             self._target = TargetProcess(
@@ -141,3 +149,11 @@ class Measuring:
             session.connection().execute(
                 update(Trajectory).where(col(Trajectory.id).in_(measured)).values(trainable=False)
             )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlmodel import col, select
 
+from harness.router import Router
+from loop.cycle.policies import next_version
+from loop.training.single import step_row
 from loop.training.steps import StepMetrics
 from storage import tables
 from storage.database import Database
@@ -37,13 +39,6 @@ class Rows:
             for name, value in values.items():
                 setattr(merged, name, value)
                 setattr(row, name, value)
-
-    def adapter_named(self, name: str) -> tables.Adapter:
-        base, _, version = name.rpartition("@")
-        with self.database.session() as session:
-            return session.exec(
-                select(tables.Adapter).where(tables.Adapter.name == base, tables.Adapter.version == int(version))
-            ).one()
 
     def warm_start_of(self, cycle: str) -> tables.Adapter | None:
         """The last warm start that this cycle trained."""
@@ -98,24 +93,48 @@ class Rows:
                 session.add(row)
             return row.id
 
-    def end_run(self, run: str, adapter: str, result: dict[str, Any]) -> None:
+    def end_training(
+        self, run: str, adapter: tables.Adapter, result: dict[str, Any], *, steps: Sequence[StepMetrics] = ()
+    ) -> None:
+        """Store a finished training whole: its adapter, its steps and its end, or nothing of it."""
         with self.database.transaction() as session:
+            session.add(adapter)
+            session.flush()
             row = session.get_one(tables.TrainingRun, run)
-            row.adapter, row.result, row.ended_at, row.state = adapter, result, time.time(), "done"
+            row.adapter, row.result, row.ended_at, row.state = adapter.id, result, time.time(), "done"
             session.add(row)
-
-    def keep_steps(self, run: str, steps: Sequence[StepMetrics]) -> None:
-        with self.database.transaction() as session:
             for step in steps:
-                session.merge(
-                    tables.TrainingStep(
-                        run=run,
-                        step=step.step,
-                        loss=step.loss,
-                        reward=step.reward,
-                        informative_groups=step.informative,
-                        tokens=step.sampled_tokens,
-                        seconds=step.seconds_rollouts + step.seconds_training,
-                        metrics=asdict(step),
-                    )
-                )
+                session.merge(step_row(run, step))
+
+    def policy_with(self, adapter: str) -> tables.Policy | None:
+        """The policy that was made for this adapter (its served name): the first that has it."""
+        with self.database.session() as session:
+            rows = session.exec(select(tables.Policy).order_by(col(tables.Policy.version))).all()
+        return next((row for row in rows if adapter in (row.adapters or [])), None)
+
+    def add_policy(self, router: Router, base: str, adapters: list[str]) -> tables.Policy:
+        """Store a fitted gate and the candidate policy that uses it."""
+        gate = tables.Router(
+            version=next_version(self.database, tables.Router), arms=list(router.arms), weights=router.to_json()
+        )
+        policy = tables.Policy(
+            version=next_version(self.database, tables.Policy), base=base, adapters=adapters, router=gate.id
+        )
+        with self.database.transaction() as session:
+            session.add(gate)
+            session.flush()
+            session.add(policy)
+        return policy
+
+    def keep_decision(self, decision: tables.GateDecision) -> None:
+        """Store a decision, once for a policy, with what a rejection changes. One that is held stays a candidate."""
+        with self.database.transaction() as session:
+            made = select(tables.GateDecision).where(tables.GateDecision.policy == decision.policy)
+            if session.exec(made).first() is not None:
+                return
+            session.add(decision)
+            if decision.verdict == "reject":
+                policy = session.get_one(tables.Policy, decision.policy)
+                adapter = session.get_one(tables.Adapter, decision.adapter)
+                policy.state = adapter.state = "rejected"
+                session.add_all([policy, adapter])

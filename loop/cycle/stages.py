@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,7 @@ from sqlmodel import select
 from harness import calibration
 from harness.admission import admit
 from harness.environment import Environment as Contract
-from harness.episodes import run_episodes
-from harness.policies import ChatPolicy, ReferencePolicy
+from harness.policies import ChatPolicy
 from harness.router import BASE, Router
 from harness.serving.policy import Arm, Policy
 from loop.analysis.analyze import analyze
@@ -29,15 +27,17 @@ from loop.analysis.detectors import find
 from loop.analysis.labels import Detector, LapseContext
 from loop.cycle.graph import CycleState, Update
 from loop.cycle.measuring import Measuring
-from loop.cycle.policies import active_policy, arm_of, next_version, served_name
+from loop.cycle.policies import active_policy, arm_of, served_name
 from loop.cycle.rows import Rows
 from loop.cycle.settings import CycleSettings
 from loop.promotion import decide
+from loop.serving import stored_policy
 from loop.synthesis.labels import labeler
 from loop.synthesis.loading import fingerprint_elsewhere, from_spec
 from loop.training.artifacts import publish_text
 from loop.training.grpo import train_grpo
-from loop.training.sft import Dialogue, train_sft
+from loop.training.sft import train_sft
+from loop.training.single import reference_dialogues, slug
 from loop.training.steps import StepMetrics
 from storage import tables
 from storage.database import Database
@@ -103,7 +103,7 @@ class CycleStages:
                 self.say(f"no environment for {capability.name}: {'; '.join(made.reasons)}")
                 return Update(environment="")
             row = tables.Environment(
-                name=f"{_slug(capability.name)}-induced",
+                name=f"{slug(capability.name)}-induced",
                 agent=self.settings.agent,
                 capability=capability.id,
                 spec=made.to_json(),
@@ -128,6 +128,7 @@ class CycleStages:
                 tools,
                 lapse=lambda acts, task: detector.lapse(acts, LapseContext(tools, task.messages)),
                 label=labeler(detector),
+                held_out=self.measuring.held_out(),
                 elsewhere=lambda seeds: fingerprint_elsewhere(spec, seeds),
             )
             self.rows.keep_checks(row.id, report.checks)
@@ -147,7 +148,8 @@ class CycleStages:
         row = self.rows.adapter_at(folder)
         if row is None:
             environment = self.rows.get(tables.Environment, state["environment"])
-            dialogues = self._solutions(self._factory(environment), wanted.solutions)
+            seeds = range(WARM_START_SEEDS, WARM_START_SEEDS + wanted.solutions)
+            dialogues = reference_dialogues(self._factory(environment), seeds)
             run = self._training_run(state, "sft", {"solutions": len(dialogues), "steps": wanted.steps})
             result = train_sft(
                 self.settings.model,
@@ -159,8 +161,8 @@ class CycleStages:
                 first_layer=wanted.first_layer,
                 seed=self.settings.seed,
             )
-            row = self._keep_adapter(state, f"{self._slug(state)}-warm", folder, result.sha256, None)
-            self.rows.end_run(run, row.id, {"losses": list(result.losses), "seconds": result.seconds})
+            row = self._adapter(state, f"{self._slug(state)}-warm", folder, result.sha256, None)
+            self.rows.end_training(run, row, {"losses": list(result.losses), "seconds": result.seconds})
             self.say(f"warm start on {len(dialogues)} solutions, {wanted.steps} steps, {result.seconds:.0f} s")
         return Update(warm_start=row.id)
 
@@ -201,15 +203,18 @@ class CycleStages:
                 seeds=lambda draw: TRAINING_SEEDS + draw,
                 on_step=lambda step: self._say_step(step, total),
             )
-            self.rows.keep_steps(run, result.steps)
-            row = self._keep_adapter(state, name, result.adapter_path, result.sha256, warm.sha256 if warm else None)
-            self.rows.end_run(run, row.id, {"tokens": result.tokens, "rollouts": result.rollouts})
+            row = self._adapter(state, name, result.adapter_path, result.sha256, warm.sha256 if warm else None)
+            outcome = {"tokens": result.tokens, "rollouts": result.rollouts}
+            self.rows.end_training(run, row, outcome, steps=result.steps)
         return Update(adapter=row.id, trained=[*state["trained"], state["capability"]])
 
     def fit_router(self, state: CycleState) -> Update:
         """Serve the candidate, measure it beside what serves, on train tasks, and learn where it helps."""
         self._enter(state, "fit_router")
         candidate = self.rows.get(tables.Adapter, state["adapter"])
+        made = self.rows.policy_with(served_name(candidate))
+        if made is not None:
+            return Update(policy=made.id)
         self.serve(candidate.id)
         arms = (Arm(BASE), *self._serving_arms(), arm_of(candidate))
         n = self.settings.fit_tasks
@@ -227,17 +232,7 @@ class CycleStages:
             [arm.name for arm in arms],
             tools=[texts[task][1] for task in shared],
         )
-        row = tables.Router(
-            version=next_version(self.database, tables.Router), arms=list(router.arms), weights=router.to_json()
-        )
-        self.rows.add(row)
-        policy = tables.Policy(
-            version=next_version(self.database, tables.Policy),
-            base=str(self.settings.model),
-            adapters=[arm.adapter for arm in arms if arm.adapter],
-            router=row.id,
-        )
-        self.rows.add(policy)
+        policy = self.rows.add_policy(router, str(self.settings.model), [arm.adapter for arm in arms if arm.adapter])
         rate = {name: f"{result.success:.0%}" for name, result in results.items()}
         self.say(f"router fitted on {len(shared)} train tasks: {rate}; arms in use: {', '.join(router.arms)}")
         return Update(policy=policy.id)
@@ -251,7 +246,7 @@ class CycleStages:
         candidate = self.measuring.measure("candidate", self.policy_of(row), "gate", n, cycle=cycle)
         decision = decide(serving.outcomes, candidate.outcomes, self.settings.gate)
         paired = decision.paired
-        self.rows.add(
+        self.rows.keep_decision(
             tables.GateDecision(
                 cycle=cycle,
                 adapter=state["adapter"],
@@ -268,9 +263,6 @@ class CycleStages:
             )
         )
         self.say(f"gate: {decision.verdict}: {decision.reason}")
-        if decision.verdict != "promote":
-            self.rows.update(row, state="rejected")
-            self.rows.update(self.rows.get(tables.Adapter, state["adapter"]), state="rejected")
         return Update(verdict=decision.verdict)
 
     def promote(self, state: CycleState) -> Update:
@@ -324,14 +316,7 @@ class CycleStages:
 
     def policy_of(self, row: tables.Policy) -> Policy:
         """The gateway's form of a stored policy, its adapters loaded."""
-        with self.database.session() as session:
-            router = session.get(tables.Router, row.router) if row.router else None
-        arms = [Arm(BASE)]
-        for name in row.adapters or []:
-            adapter = self.rows.adapter_named(name)
-            self.serve(adapter.id)
-            arms.append(arm_of(adapter))
-        return Policy(str(row.version), tuple(arms), Router.from_json(router.weights) if router else None)
+        return stored_policy(self.database, row, self.server.load_adapter)
 
     def _serving_arms(self) -> list[Arm]:
         return [arm for arm in self.serving_policy().arms if arm.adapter]
@@ -344,13 +329,6 @@ class CycleStages:
         """The target's tools: those of its latest run that had any."""
         with_tools = [t for t in self._evidence() if t.tools and not t.reference]
         return list(max(with_tools, key=lambda t: t.started_at).tools) if with_tools else []
-
-    def _solutions(self, factory: Callable[[], Contract], n: int) -> list[Dialogue]:
-        """Reference solutions as dialogues; only those that the scorer finds solved."""
-        seeds = list(range(WARM_START_SEEDS, WARM_START_SEEDS + n))
-        episodes = asyncio.run(run_episodes(factory, seeds, ReferencePolicy()))
-        tools = list(factory().tools)
-        return [Dialogue(list(e.messages), tools) for e in episodes if e.score is not None and e.score.success]
 
     def _task_texts(self, evaluation: str) -> dict[str, tuple[str, list[str]]]:
         """Task → first user text and tool names, as the gateway will see them, read from the recorded runs."""
@@ -384,7 +362,7 @@ class CycleStages:
         return found
 
     def _slug(self, state: CycleState) -> str:
-        return _slug(self._capability(state).name)
+        return slug(self._capability(state).name)
 
     def _folder(self, state: CycleState) -> Path:
         return self.measuring.home / "cycles" / state["cycle"] / self._slug(state)
@@ -401,10 +379,9 @@ class CycleStages:
         self.server.load_adapter(served_name(row), Path(row.path))
         return served_name(row)
 
-    def _keep_adapter(
-        self, state: CycleState, name: str, folder: Path, sha256: str, parent: str | None
-    ) -> tables.Adapter:
-        row = tables.Adapter(
+    def _adapter(self, state: CycleState, name: str, folder: Path, sha256: str, parent: str | None) -> tables.Adapter:
+        """The row of a finished adapter, not stored yet."""
+        return tables.Adapter(
             name=name,
             version=self.rows.next_adapter_version(name),
             capability=state["capability"],
@@ -416,8 +393,6 @@ class CycleStages:
             rank=self.settings.training.rank,
             detail={"cycle": state["cycle"]},
         )
-        self.rows.add(row)
-        return row
 
     def _say_step(self, step: StepMetrics, total: int) -> None:
         self.say(
@@ -431,8 +406,3 @@ class CycleStages:
             cycle.stage = stage
             session.add(cycle)
         log.info("cycle stage", cycle=state["cycle"], stage=stage)
-
-
-def _slug(name: str) -> str:
-    """A name that vLLM, a file system and a person can all take."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -143,12 +143,14 @@ def write(report: Mapping[str, Any], home: Path) -> Path:
 def render(report: Mapping[str, Any]) -> str:
     """The table that the demo ends with."""
     lines = ["On the report split (tasks that decided nothing):", ""]
-    lines.append(f"  {'':<26}{'n':>5}{'solved':>9}   95 % interval")
+    lines.append(f"  {'':<40}{'n':>5}{'solved':>9}   95 % interval")
     for name, title in ARMS.items():
         arm = report["arms"].get(name)
         if arm is not None:
             low, high = arm["ci"]
-            lines.append(f"  {title:<26}{arm['n']:>5}{arm['success']:>9.0%}   {low:.0%} – {high:.0%}")
+            if name == "routed" and report["verdict"] != "promoted":
+                title += " (not promoted)"
+            lines.append(f"  {title:<40}{arm['n']:>5}{arm['success']:>9.0%}   {low:.0%} – {high:.0%}")
     lines.append("")
     for found in report["capabilities"]:
         mark = "trained" if found["trained"] else "selected"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -10,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sqlmodel import col, select
+
 from harness.router import BASE
 from harness.serving.policy import Arm, Policy
 from loop import reports
 from loop.cycle.graph import CycleState
 from loop.cycle.measuring import Measuring, StepProgress
-from loop.cycle.policies import arm_of, served_name
+from loop.cycle.policies import served_name
 from loop.cycle.run import begin, exclusive, run_cycle
 from loop.cycle.settings import CycleSettings, WarmStart
 from loop.cycle.stages import TRAINING_SEEDS, WARM_START_SEEDS, CycleStages
@@ -89,6 +92,12 @@ def run_demo(
     ``fresh`` forgets what was recorded, trained and measured in ``home``; the built base model is kept.
     """
     root = repository()
+    if fresh and os.environ.get("TRACE_DATABASE_URL"):
+        raise TraceError(
+            "--fresh forgets a home folder, and the database is elsewhere",
+            where="TRACE_DATABASE_URL",
+            fix="Unset it for the demo, or run without --fresh.",
+        )
     with exclusive(home):
         if fresh:
             _forget(home)
@@ -137,7 +146,7 @@ def _loop(
     measuring: Measuring, stages: CycleStages, size: DemoSize, say: Callable[[str], None], began: float
 ) -> dict[str, Any]:
     database, home = measuring.database, measuring.home
-    cycle = begin(database, measuring.settings, say)
+    cycle = _unreported(database) or begin(database, measuring.settings, say)
     try:
         serving = stages.serving_policy()
         recorded = measuring.measure("serving", serving, "train", size.record, cycle=cycle, label=serving.version)
@@ -159,17 +168,28 @@ def _report_arms(measuring: Measuring, stages: CycleStages, state: CycleState, s
     def arm(name: str, policy: Policy, n: int) -> ArmResult:
         return measuring.measure(name, policy, "report", n, cycle=state["cycle"])
 
-    serving = stages.serving_policy()
     arms = {"base": arm("base", Policy.only(BASE, Arm(BASE)), size.report)}
-    if serving.router is not None:
-        arms["routed"] = arm("routed", serving, size.report)
+    # The candidate is measured whatever the gate said of it: that line of the report says whether it serves.
+    routed = stages.policy_of(stages.rows.get(tables.Policy, state["policy"])) if state["policy"] else None
+    routed = routed or stages.serving_policy()
+    if routed.router is not None:
+        arms["routed"] = arm("routed", routed, size.report)
     hint = _hint(stages, state)
     if hint:
         arms["prompt_hint"] = arm("prompt_hint", Policy.only("hint", Arm("hint", "hint", hint=hint)), size.side)
-    warm = _routed_with_warm_start(stages, state, serving)
+    warm = _routed_with_warm_start(stages, state, routed)
     if warm is not None:
         arms["warm_start"] = arm("warm_start", warm, size.side)
     return arms
+
+
+def _unreported(database: Database) -> str | None:
+    """The newest cycle, if it ended and its report was interrupted."""
+    with database.session() as session:
+        query = select(tables.Cycle).where(tables.Cycle.agent == AGENT).order_by(col(tables.Cycle.started_at).desc())
+        row = session.exec(query).first()
+    ended = row is not None and row.state in ("promoted", "held", "rejected")
+    return row.id if row is not None and ended and not (row.report or {}).get("arms") else None
 
 
 def _hint(stages: CycleStages, state: CycleState) -> str | None:
@@ -178,17 +198,16 @@ def _hint(stages: CycleStages, state: CycleState) -> str | None:
     return stages.hint(taken[0]) if taken else None
 
 
-def _routed_with_warm_start(stages: CycleStages, state: CycleState, serving: Policy) -> Policy | None:
+def _routed_with_warm_start(stages: CycleStages, state: CycleState, routed: Policy) -> Policy | None:
     """The same router with the warm start in the trained adapter's place: what is left out is GRPO alone."""
-    warm, promoted = stages.rows.warm_start_of(state["cycle"]), state["promoted"]
-    if warm is None or not promoted:
+    warm = stages.rows.warm_start_of(state["cycle"])
+    if warm is None or not state["policy"]:
         return None
-    trained = stages.rows.get(tables.Adapter, promoted[0])
     stages.serve(warm.id)
-    arms = tuple(
-        replace(arm, adapter=served_name(warm)) if arm.name == arm_of(trained).name else arm for arm in serving.arms
-    )
-    return replace(serving, arms=arms)
+    # The cycle's own adapter is the one that its policy added last.
+    trained = routed.arms[-1].name
+    arms = tuple(replace(arm, adapter=served_name(warm)) if arm.name == trained else arm for arm in routed.arms)
+    return replace(routed, arms=arms)
 
 
 def _keep_arms(

@@ -163,7 +163,9 @@ def _keep_until_told(running: Serving, said: list[str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_prints_its_address_and_stops_cleanly(number: int, tiny_model: Path, tmp_path: Path):
     driver = f"""
-import sys
+import signal, sys
+# A shell that starts the tests in the background ignores SIGINT for all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from harness.serving.vllm import VLLMServer
 VLLMServer._command = lambda _, port: [sys.executable, {str(UPSTREAM)!r}, str(port)]
 from loop.commands.app import main
@@ -172,12 +174,15 @@ main()
     command = [sys.executable, "-c", driver, "serve", "--model", str(tiny_model), "--port", "0", "--json"]
     environment = {**os.environ, "TRACE_HOME": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        served = json.loads(process.stdout.readline())
-        assert served_by(served["url"]) == "0/base"
-        assert httpx.get(f"{served['upstream']}/health").status_code == 200
-        process.send_signal(number)
-        assert process.wait(20) == 0
+        try:
+            assert process.stdout is not None
+            served = json.loads(process.stdout.readline())
+            assert served_by(served["url"]) == "0/base"
+            assert httpx.get(f"{served['upstream']}/health").status_code == 200
+            process.send_signal(number)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
     for url in (served["url"], served["upstream"]):
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar, cast, overload
@@ -19,6 +20,9 @@ from trace_sdk._snapshot import Snapshot
 
 F = TypeVar("F", bound=Callable[..., Any])
 _installed: list[bool] = []
+_installing = threading.Lock()
+_PATIENCE = 5.0
+"""Seconds to wait for another thread's hooking. A child forked in its midst would else wait for ever."""
 
 
 @overload
@@ -124,10 +128,17 @@ def _value(given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _install() -> None:
-    from trace_sdk._clients import install
+    """Hook the clients, once: threads whose first runs begin together wait for the one that hooks."""
+    held = _installing.acquire(timeout=_PATIENCE)
+    try:
+        if not _installed:
+            from trace_sdk._clients import install
 
-    _installed.append(True)
-    install()
+            install()
+    finally:
+        _installed.append(True)
+        if held:
+            _installing.release()
 
 
 def _around_function(function: Callable[..., Any], spec: AgentSpec) -> Callable[..., Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import operator
+import os
 import subprocess
 import sys
 import time
@@ -353,6 +355,35 @@ def test_litellm_without_http_is_recorded_from_its_callback(home: Path, how: str
     assert call["request"]["tools"] == [FUNCTION]
     assert call["request"]["params"]["temperature"] == 0.5
     assert call["response"]["message"] == {"role": "assistant", "content": "not over http"}
+
+
+def test_runs_that_begin_together_hook_the_clients_once(tmp_path: Path) -> None:
+    """In a process of its own: hooks stay, and only the first runs of a process can race for them."""
+    program = """
+import threading
+import trace_sdk as trace
+from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage
+
+start = threading.Barrier(16)
+
+@trace.agent(name="racer")
+def asks():
+    return FakeMessagesListChatModel(responses=[AIMessage("There.")]).invoke("Where?").content
+
+def first():
+    start.wait()
+    asks()
+
+threads = [threading.Thread(target=first) for _ in range(16)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+    environment = {**os.environ, "TRACE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=environment)
+    events = [json.loads(line) for path in (tmp_path / "spool").glob("*.jsonl") for line in path.open()]
+    assert sum(event["type"] == "start" for event in events) == 16
+    assert len({event["call_id"] for event in events if event["type"] == "call"}) == 16
 
 
 def test_a_langchain_model_without_http_is_recorded_from_its_callback(home: Path) -> None:

@@ -133,9 +133,11 @@ class Router:
 
 
 def route_of(weights: Mapping[str, float], *, mixing: bool = True) -> Route:
-    """From probabilities to a route. A mixture leaves base out: it has no delta to add."""
+    """From probabilities to a route. A mixture leaves base out: it has no delta to add; an arm takes part only if
+    it is likelier than base."""
     best = max(weights.values())
-    if weights.get(BASE, 0.0) >= best - 1e-9:
+    base = weights.get(BASE, 0.0)
+    if base >= best - 1e-9:
         return Route()
     ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
     kept: list[tuple[str, float]] = []
@@ -145,7 +147,7 @@ def route_of(weights: Mapping[str, float], *, mixing: bool = True) -> Route:
             break
         mass += weight
         kept.append((arm, weight))
-    adapters = [item for item in kept if item[0] != BASE][:2]
+    adapters = [item for item in kept if item[0] != BASE and item[1] > base + 1e-9][:2]
     if len(adapters) < 2 or not mixing:
         return Route(((adapters[0][0], 1.0),))
     (first, a), (second, b) = adapters

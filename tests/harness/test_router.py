@@ -108,11 +108,13 @@ def test_a_route_has_at_most_two_parts_on_the_grid(raw: dict[str, float]):
     if route.parts:
         assert sum(weight for _, weight in route.parts) == pytest.approx(1.0)
         assert all(round(weight * 10, 6).is_integer() and weight > 0 for _, weight in route.parts)
-        assert weights[route.parts[0][0]] > weights.get(BASE, 0.0)
+        assert all(weights[arm] > weights.get(BASE, 0.0) for arm, _ in route.parts)
 
 
 def test_ties_go_to_base():
     assert route_of({BASE: 0.5, "a": 0.5}).name == BASE
+    # One that only ties with base is not mixed into what beats it.
+    assert route_of({BASE: 7 / 22, "a": 7 / 22, "b": 8 / 22}).name == "b"
 
 
 def test_two_arms_give_a_mixture_and_a_tail_is_dropped():

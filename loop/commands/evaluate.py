@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import typer
 
 from loop.commands.context import database, home
 from loop.commands.progress import Progress
 from storage.errors import TraceError
+
+if TYPE_CHECKING:
+    from loop.evaluation import Split
 
 
 def evaluate(
@@ -41,7 +45,7 @@ def evaluate(
         agent=agent, model=model, target=target, target_cwd=target_cwd, target_python=target_python
     )
     opened = database()
-    results = evaluate_serving(opened, home(), settings, split, tasks, progress.say, progress.step)  # type: ignore[arg-type]
+    results = evaluate_serving(opened, home(), settings, cast("Split", split), tasks, progress.say, progress.step)
     if as_json:
         print(json.dumps({"split": split, "arms": {r.arm: r.summary() for r in results}}, indent=2))
         return

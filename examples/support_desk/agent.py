@@ -41,7 +41,7 @@ def handle(ticket: str, desk: Desk) -> str:
             model=os.environ.get("SUPPORT_DESK_MODEL", "support-desk"),
             messages=messages,
             tools=TOOLS,  # type: ignore[arg-type]  # read from tools.json
-            temperature=float(os.environ.get("SUPPORT_DESK_TEMPERATURE", "0.7")),
+            temperature=float(os.environ.get("SUPPORT_DESK_TEMPERATURE", "0.4")),
             max_tokens=128,
         )
         message = completion.choices[0].message

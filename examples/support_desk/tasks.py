@@ -124,12 +124,12 @@ def _email(rng: random.Random, first: str, last: str) -> str:
 
 
 def _orders(rng: random.Random, customers: tuple[Customer, ...], needed: Status | None) -> list[Order]:
-    """Three orders of the first customer, one or two of each other.
+    """Two or three orders of the first customer, one or two of each other.
 
-    Two of the three are in the state that the request needs, so that which one is meant has to be found out;
-    one of the two shares its colour or its kind with the third.
+    The first two are in the state that the request needs, so that which one is meant has to be found out; one of
+    them shares its colour or its kind with the third.
     """
-    counts = [3] + [rng.randint(1, 2) for _ in customers[1:]]
+    counts = [rng.choice((2, 2, 3))] + [rng.randint(1, 2) for _ in customers[1:]]
     ids = [f"A{number}" for number in rng.sample(range(1000, 10000), sum(counts))]
     colours = rng.sample(_POOLS["colours"], sum(counts))
     things = rng.sample(_POOLS["things"], sum(counts))
@@ -138,9 +138,9 @@ def _orders(rng: random.Random, customers: tuple[Customer, ...], needed: Status 
     statuses: list[Status] = [rng.choice(_STATUSES[:3]) for _ in owners]
     if needed is not None:
         statuses[:2] = [needed, needed]
-    if rng.random() < 0.5:
+    if counts[0] == 3 and rng.random() < 0.5:
         colours[2] = colours[0]
-    else:
+    elif counts[0] == 3:
         things[2] = things[0]
     return [
         Order(id, owner.id, f"{colour} {thing}", price, status, _address(rng))

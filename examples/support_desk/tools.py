@@ -77,7 +77,5 @@ def _arguments(name: str, raw_arguments: str) -> dict[str, str]:
     for parameter in _PARAMETERS[name]:
         if not isinstance(arguments.get(parameter), str):
             raise DeskError(f"{name} needs {parameter}")
-    for argument in arguments:
-        if argument not in _PARAMETERS[name]:
-            raise DeskError(f"{name} takes no {argument}")
-    return arguments
+    # What a tool does not know it does not look at, as most do.
+    return {parameter: arguments[parameter] for parameter in _PARAMETERS[name]}

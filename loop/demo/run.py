@@ -124,7 +124,7 @@ def run_demo(
 
 def _base(home: Path, progress: StepProgress) -> Path:
     """The base model: converted and tuned on unrelated tools the first time, then found again."""
-    names = {"convert": "converting SmolLM2", "tune": "tuning the base on unrelated tools", "merge": "merging"}
+    names = {"convert": "converting SmolLM2", "tune": "tuning the base on unrelated tools"}
     return build_base(
         home / "models" / "base", progress=lambda stage, done, total: progress(names[stage], done, total, "")
     )

@@ -164,61 +164,133 @@ SIMPLE = (
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What can be done with an entry: the tool's verb, what the entry then is, and the value it takes, if any.
+
+    With ``sets`` the tool takes a new value of that field, drawn from ``values``; its name is then either
+    ``verb_entry`` or ``change_field``.
+    """
+
+    verb: str
+    done: str
+    sets: str = ""
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Register:
-    """People who have entries. ``key`` is what a person is found by: its field, and how to draw one."""
+    """People who have entries. ``key`` is what a person is found by; ``label`` and ``state`` are fields of an entry
+    with their values: what tells entries apart, and what one asks about."""
 
     place: str
     person: tuple[str, ...]
     key: str
     entry: tuple[str, ...]
     label: tuple[str, tuple[str, ...]]
-    """The field that tells entries apart, and its values."""
-    detail: tuple[str, tuple[str, ...]]
-    change: tuple[str, ...]
-    """Alternative verbs for changing ``detail`` (or for the bare act, when ``sets`` is False)."""
-    sets: bool = True
-    done: str = "done"
+    state: tuple[str, tuple[str, ...]]
+    changes: tuple[Change, ...]
+
+
+def _titles(form: str) -> tuple[str, ...]:
+    return tuple(form.format(word.title()) for word in WORDS)
 
 
 REGISTERS = (
     Register(
         "a gym", ("member",), "phone", ("class", "booking"), ("sport", ("yoga", "boxing", "spinning", "pilates")),
-        ("day", DAYS), ("move", "shift"),
+        ("status", ("open", "full", "waiting")),
+        (Change("move", "moved", "day", DAYS), Change("skip", "skipped"), Change("confirm", "confirmed")),
     ),
     Register(
         "a school", ("pupil", "student"), "email", ("homework", "assignment"),
-        ("subject", ("physics", "history", "biology", "music")), ("day", DAYS), ("postpone", "reschedule"),
+        ("subject", ("physics", "history", "biology", "music")), ("status", ("new", "late", "graded")),
+        (Change("postpone", "postponed", "day", DAYS), Change("submit", "submitted"), Change("archive", "archived")),
     ),
     Register(
         "a team calendar", ("colleague", "person"), "nickname", ("meeting", "event"),
-        ("title", ("budget review", "stand-up", "design talk", "retro")), ("day", DAYS), ("move", "reschedule"),
+        ("title", ("budget review", "stand-up", "design talk", "retro")), ("room", ("north", "south", "attic")),
+        (Change("move", "moved", "day", DAYS), Change("accept", "accepted"), Change("decline", "declined")),
     ),
     Register(
-        "a library", ("reader",), "card", ("loan",), ("book", tuple(f"The {w.title()}" for w in WORDS)),
-        ("due", DAYS), ("renew", "extend"), sets=False, done="renewed",
+        "a library", ("reader",), "card", ("loan",), ("book", _titles("The {}")), ("status", ("due", "late", "ready")),
+        (Change("renew", "renewed"), Change("return", "returned"), Change("move", "moved", "branch", ("east", "west"))),
     ),
     Register(
         "a smart home", ("resident", "owner"), "email", ("lamp", "device"),
-        ("room", ("kitchen", "hall", "attic", "study")), ("state", ("on", "off", "dimmed")), ("switch", "set"),
+        ("room", ("kitchen", "hall", "attic", "study")), ("state", ("on", "off", "dimmed")),
+        (Change("lock", "locked"), Change("paint", "painted", "colour", ("red", "blue", "green")),
+         Change("reset", "reset")),
     ),
     Register(
         "a garden club", ("gardener",), "nickname", ("plot", "bed"), ("plant", ("roses", "beans", "tulips", "leeks")),
-        ("watered", DAYS), ("water",), sets=False, done="watered",
+        ("soil", ("dry", "wet", "sandy")),
+        (Change("water", "watered"), Change("weed", "weeded"), Change("plant", "planted", "seed", ("kale", "dill"))),
     ),
     Register(
-        "a podcast app", ("listener",), "handle", ("feed", "show"),
-        ("title", tuple(f"{w.title()} Hour" for w in WORDS)),
-        ("sound", ("loud", "quiet", "muted")), ("mute", "pause"), sets=False, done="muted",
+        "a podcast app", ("listener",), "email", ("feed", "show"), ("title", _titles("{} Hour")),
+        ("status", ("fresh", "paused", "muted")),
+        (Change("mute", "muted"), Change("share", "shared", "friend", tuple(NAMES)), Change("pin", "pinned")),
     ),
     Register(
-        "a laboratory", ("researcher",), "badge", ("sample",), ("material", ("blood", "soil", "water", "leaf")),
-        ("shelf", ("A1", "B2", "C3", "D4")), ("move", "store"),
+        "a laboratory", ("researcher",), "badge", ("sample",), ("material", ("blood", "sand", "water", "leaf")),
+        ("status", ("frozen", "thawed", "tested")),
+        (Change("store", "stored", "shelf", ("A-1", "B-2", "C-3")), Change("test", "tested"), Change("seal", "sealed")),
+    ),
+    Register(
+        "a clinic", ("patient",), "email", ("visit", "appointment"), ("doctor", tuple(f"Dr {n}" for n in NAMES)),
+        ("status", ("booked", "missed", "waiting")),
+        (Change("move", "moved", "day", DAYS), Change("confirm", "confirmed"), Change("close", "closed")),
+    ),
+    Register(
+        "a music school", ("singer", "player"), "handle", ("lesson",), ("instrument", ("violin", "piano", "harp")),
+        ("level", ("first", "middle", "expert")),
+        (Change("pause", "paused"), Change("extend", "extended"), Change("repeat", "repeated", "week", ("6", "7", "8"))),
+    ),
+    Register(
+        "a bank", ("client",), "email", ("card", "account"), ("colour", ("red", "blue", "black", "silver")),
+        ("status", ("active", "blocked", "new")),
+        (Change("block", "blocked"), Change("limit", "limited", "amount", ("200", "350", "900")),
+         Change("renew", "renewed")),
+    ),
+    Register(
+        "a job board", ("applicant",), "email", ("application",), ("job", ("cook", "nurse", "pilot", "baker")),
+        ("status", ("sent", "read", "invited")),
+        (Change("withdraw", "withdrawn"), Change("rename", "renamed", "title", _titles("{}")), Change("send", "sent")),
     ),
 )  # fmt: skip
 
 
-ACTS = (("archive", "archived"), ("flag", "flagged"), ("share", "shared"), ("pin", "pinned"), ("print", "printed"))
-"""What can be done with an entry of any register: the verb, and what it then is."""
+# Ways to say it, shared by all registers: what is learned is which tool fits what was given, not one's phrases.
+_ASK_STATE = (
+    "What is the {field} of {it}?",
+    "Please tell me the {field} of {it}.",
+    "Hello, can you check the {field} of {it} for me?",
+    "Could you look up {it}? I would like to know its {field}.",
+    "I am wondering about {it}. What is its {field}?",
+    "Hi, {name} here. What is the {field} of my {it}?",
+    "Where can I see {it}? Just tell me the {field}.",
+    "Where is {it}, and what is its {field}?",
+    "How is {it} doing? {field} please.",
+)
+_ASK_CHANGE = (
+    "Please {verb} {it}{to}.",
+    "I want to {verb} my {it}{to}.",
+    "Hi, {name} here. {verb} {it}{to} please.",
+    "Can you {verb} {it}{to} for me?",
+    "I changed my mind about {it}. {verb} it{to}, please.",
+    "Hello, {verb} {it}{to}.",
+    "It would help me if you could {verb} {it}{to}.",
+    "Something came up. {verb} {it}{to}, thanks.",
+)
+_WHO = (
+    "My {key_name} is {key}. {ask}",
+    "I am {key}. {ask}",
+    "{ask} My {key_name}: {key}",
+    "Hi, {name} here ({key}). {ask}",
+    "{ask} You find me under {key}.",
+    "This is {name}, {key_name} {key}. {ask}",
+)
+_DONE = ("{It} is {done}{to}.", "I {done} {it}{to}.", "Done: {it} is now {done}{to}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,84 +357,97 @@ class _RegisterDesk:
         self.person, self.entry = rng.choice(kind.person), rng.choice(kind.entry)
         self.person_id = rng.choice((f"{self.person}_id", f"{self.person}_id", f"{self.person}_number"))
         self.entry_id = rng.choice((f"{self.entry}_id", f"{self.entry}_id", f"{self.entry}_code"))
-        self.prefixes = rng.sample(("A", "K", "T-", "U", "X", "N-", "Q", "W-"), 2)
-        verb = rng.choice(kind.change)
-        entries = f"{self.entry}s" if not self.entry.endswith("s") else f"{self.entry}es"
-        self.key = rng.choice((kind.key, "email"))
+        self.prefixes = rng.sample(("B", "D", "K", "P", "U", "X", "N", "Q", "W"), 2)
+        self.key = rng.choice((kind.key, "email", "email"))
+        entries = f"{self.entry}es" if self.entry.endswith("s") else f"{self.entry}s"
         self.find = _tool(
-            f"{rng.choice(('find', 'get', 'lookup'))}_{self.person}",
-            f"Find a {self.person} by {self.key}.",
+            f"{rng.choice(('find', 'find', 'get', 'lookup'))}_{self.person}",
+            rng.choice(("Find a {0} by {1}.", "Find a {0} id by {1}.", "Look up the {0} with this {1}.")).format(
+                self.person, self.key
+            ),
             **{self.key: "string"},
         )
         self.list = _tool(
-            f"{rng.choice(('list', 'get', 'show'))}_{entries}",
-            f"All {entries} of a {self.person}.",
+            f"{rng.choice(('list', 'list', 'get', 'show'))}_{entries}",
+            rng.choice(("All {0} of a {1} id.", "List the {0} of one {1}.")).format(entries, self.person),
             **{self.person_id: "string"},
         )
         self.show = _tool(
-            f"{rng.choice(('get', 'show', 'check'))}_{self.entry}",
-            f"Show one {self.entry}.",
+            f"{rng.choice(('get', 'get', 'show', 'check'))}_{self.entry}",
+            rng.choice(("Show one {0}.", "{1} of one {0} id.", "Get the {1} of a {0}.")).format(
+                self.entry, kind.state[0]
+            ),
             **{self.entry_id: "string"},
         )
-        # A second change, so that the right one has to be chosen by what was asked.
-        self.act_verb, self.act_done = rng.choice(ACTS)
-        self.act = _tool(
-            f"{self.act_verb}_{self.entry}", f"{self.act_verb.title()} a {self.entry}.", **{self.entry_id: "string"}
-        )
-        detail = {f"{rng.choice(('new_', ''))}{kind.detail[0]}": "string"} if kind.sets else {}
-        self.change = _tool(
-            f"{verb}_{self.entry}", f"{verb.title()} a {self.entry}.", **{self.entry_id: "string"}, **detail
-        )
-        self.verb = verb
+        self.changes = [(change, self._changing(change)) for change in kind.changes]
+
+    def _changing(self, change: Change) -> _Tool:
+        name = f"{change.verb}_{self.entry}"
+        if change.sets and self.rng.random() < 0.4:
+            name = f"change_{change.sets}"
+        does = f"Change the {change.sets}" if name.startswith("change_") else change.verb.title()
+        takes = {change.sets: "string"} if change.sets else {}
+        return _tool(name, f"{does} of one {self.entry}." if change.sets else f"{does} one {self.entry}.",
+                     **{self.entry_id: "string"}, **takes)
 
     @property
     def tools(self) -> list[_Tool]:
-        return [self.find, self.list, self.show, self.change, self.act]
+        return [self.find, self.list, self.show, *(tool for _, tool in self.changes)]
 
     def turns(self, calls: int) -> list[dict[str, Any]]:
-        """A dialogue that takes 1, 2 or 3 calls."""
-        rng, kind = self.rng, self.kind
+        """A dialogue that takes 1, 2 or 3 calls: what the user gives (an entry's id, a person's id or key) decides."""
+        rng, (label, labels), (state, states) = self.rng, self.kind.label, self.kind.state
         name = rng.choice(NAMES)
-        key = _key(self.key, name, rng)
-        person = f"{self.prefixes[0]}{rng.randrange(10, 9999)}"
-        field, labels = kind.label
-        detail, values = kind.detail
         entries = [
-            {self.entry_id: f"{self.prefixes[1]}{rng.randrange(10, 9999)}", field: label, detail: rng.choice(values)}
-            for label in rng.sample(labels, rng.choice((1, 2, 2, 3)))
+            {self.entry_id: self._id(1), label: value, state: rng.choice(states)}
+            for value in rng.sample(labels, rng.choice((2, 3, 3)))
         ]
         chosen = rng.choice(entries)
-        new = rng.choice([value for value in values if value != chosen[detail]])
-        target = chosen[self.entry_id]
-        if rng.random() < 0.4:
-            verb, to, now = self.act_verb, "", self.act_done
-            change, changed = self.act.call(target), _result({self.entry_id: target, "status": now})
-        elif kind.sets:
-            verb, to, now = self.verb, f" to {new}", f"set to {new}"
-            change, changed = self.change.call(target, new), _result({self.entry_id: target, detail: new})
-        else:
-            verb, to, now = self.verb, "", kind.done
-            change, changed = self.change.call(target), _result({self.entry_id: target, "status": now})
-        hello = rng.choice((f"I am {key}. ", f"My {self.key} is {key}. ", f"This is {name}, {self.key} {key}. "))
+        target = str(chosen[self.entry_id])
+        it = f"{self.entry} {target}"
+        if calls == 1:
+            named = rng.choice((it, it, target))
+            if rng.random() < 0.5:
+                field = rng.choice((state, state, label))
+                ask = rng.choice(_ASK_STATE).format(field=field, it=named, name=name)
+                told = rng.choice(("{It} is {v}.", "The {f} of {it} is {v}.", "{It}: {f} {v}."))
+                told = told.format(It=it[0].upper() + it[1:], it=it, f=field, v=chosen[field])
+                answer = {**chosen, "owner": name} if rng.random() < 0.5 else chosen
+                return [_said(ask), self.show.call(target), _result(answer), _say("assistant", told)]
+            ask, end = self._change(named, target, name)
+            return [_said(ask), *end]
+        person, key = self._id(0), _key(self.key, name, rng)
         find = [self.find.call(key), _result({self.person_id: person, "name": name})]
         listing = [self.list.call(person), _result(entries)]
-        what = f"{chosen[field]} {self.entry}"
-        if calls == 3:
-            ask = rng.choice((f"Please {verb} my {what}{to}.", f"Can you {verb} the {what}{to}?"))
-            end = [change, changed, _say("assistant", f"Your {what} {target} is now {now}.")]
-            return [_say("user", hello + ask), *find, *listing, *end]
-        if calls == 2:
-            told = ", ".join(str(e[field]) for e in entries)
-            ask = rng.choice((f"What {self.entry} entries do I have?", f"Show me every {self.entry} I have."))
-            return [_say("user", hello + ask), *find, *listing, _say("assistant", f"You have: {told}.")]
-        if rng.random() < 0.5:
-            ask = rng.choice((f"{verb.title()} {self.entry} {target}{to}.", f"Please {verb} {target}{to}."))
-            return [_say("user", ask), change, changed, _say("assistant", f"{target} is now {now}.")]
-        ask = rng.choice(
-            (f"What is the {detail} of {self.entry} {target}?", f"Tell me about {target}.", f"How is {target}?")
-        )
-        told = f"{target} is {chosen[field]}, {detail} {chosen[detail]}."
-        return [_say("user", ask), self.show.call(target), _result(chosen), _say("assistant", told)]
+        known = calls == 2
+        which = rng.choice((f"the {chosen[label]} {self.entry}", f"the {chosen[label]} one", f"{chosen[label]}"))
+        ask, end = self._change(which, target, name)
+        key_name = f"{self.person} id" if known else self.key
+        asked = rng.choice(_WHO).format(key_name=key_name, key=person if known else key, name=name, ask=ask)
+        return [_said(asked), *([] if known else find), *listing, *end]
+
+    def _change(self, named: str, target: str, name: str) -> tuple[str, list[dict[str, Any]]]:
+        """How one asks for a change of the entry that is called ``named``, and how it is made."""
+        change, tool = self.rng.choice(self.changes)
+        value = self.rng.choice(change.values) if change.sets else ""
+        to = f" to {value}" if value else ""
+        verb = f"change the {change.sets} of" if tool.name.startswith("change_") else change.verb
+        ask = self.rng.choice(_ASK_CHANGE)
+        if verb != change.verb:
+            ask = self.rng.choice(_ASK_CHANGE[:4])
+        ask = ask.format(verb=verb, it=named, to=to, name=name)
+        call = tool.call(target, value) if value else tool.call(target)
+        result = _result({self.entry_id: target, **({change.sets: value} if value else {"status": change.done})})
+        it = f"{self.entry} {target}"
+        told = self.rng.choice(_DONE).format(It=it[0].upper() + it[1:], it=it, done=change.done, to=to)
+        return ask, [call, result, _say("assistant", told)]
+
+    def _id(self, which: int) -> str:
+        return f"{self.prefixes[which]}{self.rng.randrange(100, (1000, 10000)[which])}"
+
+
+def _said(text: str) -> dict[str, Any]:
+    return _say("user", text[0].upper() + text[1:])
 
 
 def _key(kind: str, name: str, rng: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""Supervised tuning of a LoRA on dialogues: the demo's base model, and the warm start before GRPO.
+"""Supervised tuning on dialogues: a LoRA for the warm start before GRPO, a whole model for the demo's base.
 
 Only what the assistant writes has a loss. Dialogues that begin alike (one agent's system prompt and tools) are run
 as one group whose shared beginning is computed once, with the exact gradient; on a CPU that is most of the cost.
@@ -39,9 +39,18 @@ class Dialogue:
 
 
 @dataclass(frozen=True, slots=True)
-class SFTResult:
+class Learned:
     """``losses``: mean over the step's target tokens, in nats. ``tokens``: all tokens of the dialogues trained on,
-    shared ones counted each time. ``sha256`` covers weights and configuration, as in `harness.serving.adapters`."""
+    shared ones counted each time."""
+
+    losses: tuple[float, ...]
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SFTResult:
+    """As `Learned`; ``sha256`` covers the adapter's weights and configuration, as in `harness.serving.adapters`."""
 
     adapter: Path
     sha256: str
@@ -93,10 +102,54 @@ def train_sft(
     import torch
 
     rows = _rows(Renderer(model_dir), dialogues, max_tokens)
-    began = time.monotonic()
     torch.manual_seed(seed)
     model, causal = _model(model_dir, rank, alpha, init_adapter, first_layer)
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    batches = _batches(rows, steps, batch, group or batch, random.Random(seed))
+    learned = _learn(causal, batches, lr, progress)
+    publish_folder(out_dir, lambda folder: model.save_pretrained(str(folder)))
+    return SFTResult(out_dir, read_adapter(out_dir).sha256, learned.losses, learned.seconds, learned.tokens)
+
+
+def tune_whole(
+    model_dir: Path,
+    dialogues: Sequence[Dialogue],
+    out_dir: Path,
+    *,
+    lr: float = 2e-4,
+    steps: int = 8,
+    batch: int = 8,
+    group: int | None = None,
+    seed: int = 0,
+    first_layer: int = 0,
+    max_tokens: int = 4096,
+    progress: Progress | None = None,
+) -> Learned:
+    """Tune the model itself, as `train_sft` tunes an adapter, and write model and tokenizer into ``out_dir``.
+
+    Embeddings and the blocks before ``first_layer`` stay as they are. Raises TraceError as `train_sft` does.
+    """
+    import torch
+
+    renderer = Renderer(model_dir)
+    rows = _rows(renderer, dialogues, max_tokens)
+    torch.manual_seed(seed)
+    causal = _load(model_dir)
+    # A few hundred dialogues see few of the embeddings: what they would learn there does not carry over.
+    for part in (causal.get_input_embeddings(), causal.get_output_embeddings(), *_blocks(causal)[:first_layer]):
+        part.requires_grad_(False)
+    learned = _learn(causal, _batches(rows, steps, batch, group or batch, random.Random(seed)), lr, progress)
+    causal.save_pretrained(str(out_dir))
+    renderer.tokenizer.save_pretrained(str(out_dir))
+    return learned
+
+
+def _learn(causal: Any, batches: Sequence[Sequence[Sequence[_Row]]], lr: float, progress: Progress | None) -> Learned:
+    """Take one optimizer step for each batch, on whatever of the model wants a gradient."""
+    import torch
+
+    began = time.monotonic()
+    steps = len(batches)
+    trainable = [p for p in causal.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=lr, weight_decay=0.0)
     warmup = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -104,8 +157,8 @@ def train_sft(
     )
     losses: list[float] = []
     tokens = 0
-    model.train()
-    for step, groups in enumerate(_batches(rows, steps, batch, group or batch, random.Random(seed)), start=1):
+    causal.train()
+    for step, groups in enumerate(batches, start=1):
         targets = sum(sum(row.mask) for members in groups for row in members)
         total = 0.0
         for members in groups:
@@ -121,22 +174,14 @@ def train_sft(
         log.debug("sft_step", step=step, loss=round(total, 4))
         if progress is not None:
             progress(step, steps, total)
-    publish_folder(out_dir, lambda folder: model.save_pretrained(str(folder)))
-    return SFTResult(out_dir, read_adapter(out_dir).sha256, tuple(losses), time.monotonic() - began, tokens)
+    return Learned(tuple(losses), time.monotonic() - began, tokens)
 
 
 def _model(model_dir: Path, rank: int, alpha: int, init_adapter: Path | None, first_layer: int) -> tuple[Any, Any]:
     """The PEFT model and the causal model inside it."""
-    import torch
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import AutoModelForCausalLM
 
-    if not (model_dir / "config.json").is_file():
-        raise TraceError("no model in the folder", where=str(model_dir), fix="Give the folder of a model.")
-    gpu = torch.cuda.is_available()
-    # float32 on the CPU: without AVX512-BF16, bfloat16 is emulated and slower.
-    base: Any = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.bfloat16 if gpu else torch.float32)
-    base.to("cuda" if gpu else "cpu")
+    base = _load(model_dir)
     if init_adapter is not None:
         model: Any = PeftModel.from_pretrained(base, str(init_adapter), is_trainable=True)
     else:
@@ -150,6 +195,22 @@ def _model(model_dir: Path, rank: int, alpha: int, init_adapter: Path | None, fi
         )
         model = get_peft_model(base, lora)
     return model, model.get_base_model()
+
+
+def _blocks(causal: Any) -> Sequence[Any]:
+    return list(causal.get_decoder().layers)
+
+
+def _load(model_dir: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if not (model_dir / "config.json").is_file():
+        raise TraceError("no model in the folder", where=str(model_dir), fix="Give the folder of a model.")
+    gpu = torch.cuda.is_available()
+    # float32 on the CPU: without AVX512-BF16, bfloat16 is emulated and slower.
+    model: Any = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.bfloat16 if gpu else torch.float32)
+    return model.to("cuda" if gpu else "cpu")
 
 
 def _rows(renderer: Renderer, dialogues: Sequence[Dialogue], max_tokens: int) -> list[_Row]:

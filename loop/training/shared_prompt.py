@@ -26,8 +26,9 @@ from transformers import DynamicCache
 
 HEAD_CHUNK = 4096
 """Positions that go through the output head at once: bounds the logits in memory (positions × vocabulary)."""
-PACK = 2048
-"""Tokens in one packed sequence: bounds the attention mask, and the attention to tokens that are no ancestors."""
+PACK = 512
+"""Tokens in one packed sequence: bounds the attention mask, and the attention to tokens that are no ancestors. On a
+CPU that attention counts: a step of two groups of four took 14.1 s with 2048, 11.9 s with 512."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def test_look_ups_answer_from_the_database(desk: Desk) -> None:
 
 def test_changes_are_in_the_database_and_touch_one_row(desk: Desk) -> None:
     before = desk.state()
-    call(desk, "cancel_order", order_id="A1000")
+    call(desk, "cancel_order", order_id="A1000", reason="an argument that no tool knows is not looked at")
     call(desk, "refund_order", order_id="A3000")
     after = desk.state()
     assert after.orders["A1000"].status == "cancelled"
@@ -56,7 +56,6 @@ def test_changes_are_in_the_database_and_touch_one_row(desk: Desk) -> None:
         ("change_address", {"order_id": "A1000", "address": " "}, "the address is empty"),
         ("change_address", {"order_id": "A1000"}, "change_address needs address"),
         ("cancel_order", {"order_id": 1000}, "cancel_order needs order_id"),
-        ("cancel_order", {"order_id": "A1000", "reason": "x"}, "cancel_order takes no reason"),
         ("drop_tables", {}, "no tool drop_tables"),
     ],
 )

@@ -23,6 +23,9 @@ DIMENSIONS = 4096
 TOP_P = 0.9
 GRID = 10
 """Mixture weights are multiples of 1/GRID, so that few mixtures exist and each is built once."""
+PENALTIES = (0.3, 0.1, 0.03, 0.01, 0.003)
+"""L2 penalties to choose from, strongest first. With few or noisy outcomes only a strong one generalises: it says
+which arm is better on the whole, where a weak one learns by heart which of the tasks happened to come off."""
 _TOOL_WEIGHT = 0.2
 _FOLDS = 5
 
@@ -68,14 +71,14 @@ class Router:
         arms: Sequence[str],
         *,
         tools: Sequence[Sequence[str]] | None = None,
-        penalty: float = 0.003,
+        penalties: Sequence[float] = PENALTIES,
         margin: float = 0.02,
     ) -> Router:
         """Fit to measured rewards, shape (n_tasks, n_arms) in 0..1; ``arms`` names the columns, base among them.
 
         ``tools`` are the tool names each task offers. An arm earns its place: arms are added one at a time, best
-        first, each only if the cross-validated expected reward rises by more than ``margin``. Raises ValueError
-        on shapes that don't agree or rewards that aren't numbers.
+        first, each only if the cross-validated reward rises by more than ``margin``; so is the penalty chosen among
+        ``penalties``, where the earlier wins a tie. Raises ValueError on shapes that don't agree or rewards that aren't numbers.
         """
         table = np.asarray(rewards, dtype=np.float64)
         if BASE not in arms or len(set(arms)) != len(arms):
@@ -88,7 +91,7 @@ class Router:
             return cls.always_base()
         names = tools if tools is not None else [()] * len(texts)
         features = np.stack([featurize(text, tool) for text, tool in zip(texts, names, strict=True)])
-        chosen = _earned(features @ features.T, table, list(arms).index(BASE), penalty, margin)
+        chosen, penalty = _earned(features @ features.T, table, list(arms).index(BASE), penalties, margin)
         if len(chosen) == 1:
             return cls.always_base()
         dual = _ascend(features @ features.T, table[:, chosen], penalty)
@@ -213,20 +216,26 @@ def _ascend(gram: Array, rewards: Array, penalty: float, steps: int = 300) -> Ar
     return dual
 
 
-def _earned(gram: Array, rewards: Array, base: int, penalty: float, margin: float) -> list[int]:
-    """Columns worth having, base first: greedily, by cross-validated expected reward of the route taken."""
-    chosen = [base]
+def _earned(
+    gram: Array, rewards: Array, base: int, penalties: Sequence[float], margin: float
+) -> tuple[list[int], float]:
+    """Columns worth having, base first, and the penalty: greedily, by cross-validated reward of the route taken."""
+    chosen, penalty = [base], penalties[0]
     value = float(rewards[:, base].mean())
     rest = [k for k in range(rewards.shape[1]) if k != base]
     while rest:
-        scored = [(_held_out(gram, rewards[:, [*chosen, k]], penalty), -k) for k in rest]
-        best, negative = max(scored)
+        scored = [
+            (_held_out(gram, rewards[:, [*chosen, k]], strength), -k, -place)
+            for k in rest
+            for place, strength in enumerate(penalties)
+        ]
+        best, negative, place = max(scored)
         if best <= value + margin:
             break
-        value = best
+        value, penalty = best, penalties[-place]
         chosen.append(-negative)
         rest.remove(-negative)
-    return chosen
+    return chosen, penalty
 
 
 def _held_out(gram: Array, rewards: Array, penalty: float) -> float:

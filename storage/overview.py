@@ -36,6 +36,25 @@ def agents(db: Database) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def made_from_runs(db: Database, agent: str | None) -> dict[str, list[str]]:
+    """Names of the environments that were induced from an agent's runs (of all agents: None), and of the adapters
+    that were trained in them."""
+    made, trained = tables.Environment, tables.Adapter
+    environments = select(col(made.name)).where(col(made.kind) == "induced").distinct().order_by(col(made.name))
+    adapters = (
+        select(col(trained.name), col(trained.version))
+        .join(made, col(made.id) == col(trained.environment))
+        .order_by(col(trained.name), col(trained.version))
+    )
+    if agent is not None:
+        environments, adapters = (query.where(col(made.agent) == agent) for query in (environments, adapters))
+    with db.engine.connect() as connection:
+        return {
+            "environments": list(connection.scalars(environments)),
+            "adapters": [f"{name}@{version}" for name, version in connection.execute(adapters)],
+        }
+
+
 def status(db: Database, home: Path) -> dict[str, Any]:
     """The whole of it in one document: what was recorded, found, trained, and is being served."""
     with db.session() as session:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class Group(NamedTuple):
-    """What must not be mixed: runs of one model, policy and agent version."""
+    """What must not be mixed: runs of one model, policy and agent version.
+
+    ``policy`` is its version: which arm the router chose for a run is part of what the policy does.
+    """
 
     model: str | None
     policy: str | None
@@ -131,7 +134,7 @@ def analyze(
         run
         for run in runs
         if (model is None or run.model == model)
-        and (policy is None or run.policy == policy)
+        and (policy is None or policy in (run.policy, _version(run.policy)))
         and (version is None or run.version == version)
     ]
     if not wanted:
@@ -206,7 +209,7 @@ def _choose_group(runs: Sequence[Trajectory]) -> tuple[Group, tuple[tuple[Group,
     """The group with most known outcomes; of equally large ones the most recent."""
     groups: dict[Group, list[Trajectory]] = defaultdict(list)
     for run in runs:
-        groups[Group(run.model, run.policy, run.version)].append(run)
+        groups[Group(run.model, _version(run.policy), run.version)].append(run)
     if not groups:
         return Group(None, None, None), (), []
 
@@ -217,6 +220,11 @@ def _choose_group(runs: Sequence[Trajectory]) -> tuple[Group, tuple[tuple[Group,
     ordered = sorted(groups.items(), key=rank, reverse=True)
     chosen, members = ordered[0]
     return chosen, tuple((group, len(rest)) for group, rest in ordered[1:]), members
+
+
+def _version(label: str | None) -> str | None:
+    """The policy's version in what the gateway says of a request: ``version/route``."""
+    return label.partition("/")[0] if label else label
 
 
 def _order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

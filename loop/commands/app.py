@@ -21,6 +21,8 @@ COMMANDS: dict[str, str] = {
     "demo": "Run the whole loop here: record, find what is lacking, train, gate, hot-swap, measure.",
     "doctor": "Check this machine, and say for each failure what to do.",
     "import": "Bring in trajectories that something else recorded.",
+    "export": "Write recorded runs in a format that others read.",
+    "prune": "Delete recorded runs, by age or because somebody asks for it.",
     "status": "What was recorded, found, trained and is being served.",
     "trajectories": "List or show recorded runs.",
     "feedback": "Say how a recorded run ended, also days later.",

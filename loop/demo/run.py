@@ -50,15 +50,14 @@ class DemoSize:
     training: GRPOSettings
 
 
-# Half of SmolLM2's 30 blocks are tuned: on a CPU the backward pass is most of a step.
-WARM_START = WarmStart(solutions=32, steps=8, batch=4, first_layer=15)
+# A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step.
 QUICK = DemoSize(
     record=150,
-    fit=18,
-    gate=20,
+    fit=24,
+    gate=24,
     report=40,
     side=20,
-    warm_start=WARM_START,
+    warm_start=WarmStart(solutions=48, steps=12, batch=4, first_layer=10),
     training=GRPOSettings(steps=5, groups_per_step=3, group_size=6),
 )
 FULL = DemoSize(
@@ -67,7 +66,7 @@ FULL = DemoSize(
     gate=48,
     report=100,
     side=100,
-    warm_start=WARM_START,
+    warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
     training=GRPOSettings(steps=15, groups_per_step=4, group_size=8),
 )
 

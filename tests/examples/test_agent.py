@@ -59,7 +59,7 @@ def test_a_team_that_handles_tickets_like_people_succeeds_on_all_kinds_at_once_i
     assert [(outcome.success, outcome.score) for outcome in outcomes] == [(True, 1.0)] * len(TASKS)
     first = requests[0]
     assert first["tools"] == agent.TOOLS
-    assert (first["model"], first["temperature"]) == ("support-desk", 0.7)
+    assert (first["model"], first["temperature"]) == ("support-desk", 0.4)
 
 
 def test_an_agent_that_only_talks_fails_with_a_reason(server_at) -> None:

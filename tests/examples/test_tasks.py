@@ -50,9 +50,9 @@ def test_the_order_that_is_meant_is_one_of_several_of_that_customer() -> None:
         ticket = ticket_of(seed)
         own = [order for order in ticket.orders if order.customer_id == ticket.customer.id]
         assert ticket.order in own
-        assert len(own) == 3
+        assert len(own) in (2, 3)
         assert len(ticket.orders) > len(own)
-        assert len({order.item for order in own}) == 3
+        assert len({order.item for order in own}) == len(own)
         if ticket.action != "tell":
             # More than one could be changed by the rules: only the description tells which.
             assert sum(order.status == ticket.order.status for order in own) >= 2

@@ -131,10 +131,28 @@ def test_marked_tokens_are_what_the_assistant_wrote(
             assert [c["function"]["name"] for c in parsed.get("tool_calls", [])] == names
 
 
-def test_tools_are_listed_whole_one_on_a_line(renderer: Renderer) -> None:
-    text = renderer.text([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}], TOOLS)
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"name"')]
-    assert lines == [tool["function"] for tool in TOOLS]
+def test_tools_are_listed_as_signatures_and_nothing_of_a_schema_is_lost(renderer: Renderer) -> None:
+    properties = {
+        "place": {"type": "string"},
+        "seats": {"type": "integer"},
+        "why": {"type": "string", "description": "The reason, in words."},
+        "when": {"type": "string", "enum": ["now", "later"], "description": "How soon."},
+        "who": {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}}},
+        "else": {},
+    }
+    rich = {"name": "book", "parameters": {"type": "object", "properties": properties, "required": ["place", "who"]}}
+    tools = [*TOOLS, {"type": "function", "function": rich}, {"type": "function", "function": {"name": "stop"}}]
+    text = renderer.text([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}], tools)
+    listed = text.split("Tools:\n")[1].split("To use a tool")[0].splitlines()
+    assert listed == [
+        "go(place) Do “it”.",
+        "stay(place) Do “it”.",
+        "book(place, seats?: integer, why?, when?, who: array, else?)",
+        "  why: The reason, in words.",
+        f"  when: {json.dumps(properties['when'], separators=(',', ':'))}",
+        f"  who: {json.dumps(properties['who'], separators=(',', ':'))}",
+        "stop()",
+    ]
     assert text.startswith("<|im_start|>system\nBe kind.\n")
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 

@@ -119,6 +119,15 @@ def test_models_are_never_mixed_and_it_is_said_which_was_analysed() -> None:
     assert any("60 runs" in note for note in report.notes)
 
 
+def test_the_routes_of_one_policy_are_contrasted_together_and_apart_from_the_next_policy() -> None:
+    routed = [dataclasses.replace(run, policy=f"1/{('base', 'lookup@1')[n % 2]}") for n, run in enumerate(florist(150))]
+    later = [dataclasses.replace(run, policy="2/base") for run in florist(60, seed=1, start=9000.0)]
+    report = analyze_runs("florist", [*routed, *later])
+    assert report.group.policy == "1"
+    assert len(report.runs) + report.counts["excluded"] == 210
+    assert report.counts["failed"] + report.counts["succeeded"] == 150
+
+
 def test_filters_choose_another_group(db: Database) -> None:
     save(db, [*florist(150, model="big"), *florist(60, seed=1, model="small")], "import:test")
     report = analyze(db, "florist", model="small", save=False)

@@ -260,3 +260,51 @@ def test_errors_are_one_or_two_lines_on_stderr_and_end_with_1(home: Path) -> Non
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: this file is not a database")
     assert len(result.stderr.strip().splitlines()) <= 2
+
+
+def test_export_writes_what_import_reads_and_only_what_was_asked_for(tmp_path: Path) -> None:
+    document("import", "tau-bench", sample(tmp_path, "tau-bench"), "--agent", "desk")
+    lines = tmp_path / "out.jsonl"
+    assert run("export", "openai", lines, "--outcome", "failure").exit_code == 0
+    assert len(lines.read_text().splitlines()) == 2
+    again = document("import", "openai", lines, "--agent", "copy")
+    assert (again["added"], again["failed"]) == (2, 2)
+    folder = tmp_path / "atif"
+    assert run("export", "atif", folder, "--agent", "desk").exit_code == 0
+    files = sorted(folder.iterdir())
+    assert len(files) == 3
+    assert document("import", "atif", *files, "--agent", "third")["added"] == 3
+    assert len(run("export", "openai", "-", "--agent", "desk").stdout.splitlines()) == 3
+
+
+def test_export_of_nothing_and_into_nowhere_are_clear_errors(tmp_path: Path) -> None:
+    for arguments in (["openai", tmp_path / "x"], ["atif", tmp_path / "folder"]):
+        assert isinstance(run("export", *arguments).exception, TraceError)
+    document("import", "tau-bench", sample(tmp_path, "tau-bench"), "--agent", "desk")
+    nowhere = run("export", "openai", tmp_path / "no" / "such" / "folder.jsonl")
+    assert isinstance(nowhere.exception, TraceError)
+    assert "cannot write" in str(nowhere.exception)
+    assert run("export", "atif", "-").exit_code == 2
+    assert run("export", "csv", tmp_path / "x").exit_code == 2
+
+
+def test_prune_deletes_what_it_was_told_and_says_how_many(home: Path) -> None:
+    writer = Writer(home)
+    kept, gone = new_id(), new_id()
+    for id, who in ((kept, "u1"), (gone, "u2")):
+        writer.write(start(id, user=who), call(id, [user("hello")], says("hi")), end(id))
+    writer.die()
+    assert document("prune", "--user", "u2", "--dry-run")["matching"] == 1
+    assert document("prune", "--user", "u2")["deleted"] == 1
+    # The spool does not bring it back.
+    assert [row["id"] for row in document("trajectories", "list")["trajectories"]] == [kept]
+    assert document("prune", "--older-than", "1d")["deleted"] == 1
+    assert document("prune", "--user", "nobody")["matching"] == 0
+
+
+def test_prune_wants_to_know_which_runs(tmp_path: Path) -> None:
+    assert run("prune").exit_code == 2
+    assert run("prune", "--agent", "desk").exit_code == 2
+    assert run("prune", "--older-than", "soon").exit_code == 2
+    unknown = run("prune", "--id", "no-such-run")
+    assert isinstance(unknown.exception, TraceError)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from storage import trajectories
 from storage.database import open_database
 from storage.errors import TraceError
+from storage.exporters import atif
 from storage.exporters import openai as exporter
 from storage.ids import new_id
 from storage.importers import FORMATS, read_file, read_tools
@@ -207,6 +208,15 @@ def test_what_is_exported_is_imported_again_unchanged(
     (back,) = runs("openai", exporter.line(run).encode(), agent="desk")
     assert (back.messages, back.success, back.score) == (run.messages, run.success, run.score)
     assert (back.task, back.model, back.session) == (run.task, run.model, run.session)
+
+
+@ALL
+def test_what_any_format_brought_in_goes_out_as_atif_and_comes_back(name: str) -> None:
+    for run in runs(name):
+        (back,) = runs("atif", atif.document(run).encode())
+        assert [(m.content, m.tool_calls) for m in back.messages] == [(m.content, m.tool_calls) for m in run.messages]
+        assert (back.agent, back.tools, back.success, back.score) == (run.agent, run.tools, run.success, run.score)
+        assert (back.task, back.model, back.session) == (run.task, run.model, run.session or run.id)
 
 
 def test_tool_files_are_checked(tmp_path: Path) -> None:

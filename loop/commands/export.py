@@ -1,0 +1,83 @@
+"""`trace-sdk export`: recorded runs in a format that others read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import IO
+
+import typer
+
+from loop.commands.context import database
+from loop.commands.trajectories import Verdict
+
+
+class Form(StrEnum):
+    """``openai``: chat-completions JSONL, all runs in one file. ``atif``: one file a run, in a folder."""
+
+    openai = "openai"
+    atif = "atif"
+
+
+def export(
+    form: Form = typer.Argument(help="openai: one JSONL file. atif: a folder with one JSON file a run."),
+    out: Path = typer.Argument(help="The file or folder to write; - is stdout (openai only)."),
+    agent: str | None = typer.Option(None, "--agent", help="Only this agent's."),
+    ids: list[str] = typer.Option([], "--id", help="Only this run; may be given several times."),
+    verdict: Verdict | None = typer.Option(None, "--outcome", help="Only runs that ended so."),
+    reference: bool | None = typer.Option(None, "--reference/--no-reference", help="Only reference runs, or none."),
+    trainable: bool = typer.Option(False, "--trainable", help="Only runs that may be used for training."),
+) -> None:
+    """Write recorded runs. What `trace-sdk import` reads of it are the same messages, tools and outcomes."""
+    from storage.errors import TraceError
+    from storage.exporters import atif, openai
+    from storage.trajectories import load
+
+    if form is Form.atif and str(out) == "-":
+        raise typer.BadParameter("atif is a file for each run: give a folder", param_hint="OUT")
+    count = 0
+    with database() as db:
+        success = {None: ..., Verdict.success: True, Verdict.failure: False, Verdict.unknown: None}[verdict]
+        runs = load(db, agent=agent, ids=ids or None, success=success, reference=reference)
+        runs = (run for run in runs if run.trainable or not trainable)
+        try:
+            if form is Form.atif:
+                out.mkdir(parents=True, exist_ok=True)
+                for count, run in enumerate(runs, start=1):
+                    _whole(out / f"{_file_name(run.id)}.json", atif.document(run))
+            elif str(out) == "-":
+                for count, run in enumerate(runs, start=1):
+                    print(openai.line(run))
+            else:
+                staging = out.with_name(f".{out.name}.partial")
+                with staging.open("w", encoding="utf-8") as sink:
+                    for count, run in enumerate(runs, start=1):
+                        _line(sink, openai.line(run))
+                os.replace(staging, out)
+        except OSError as error:
+            raise TraceError(f"cannot write: {error.strerror or error}", where=str(error.filename or out)) from None
+    if not count:
+        raise TraceError("no runs match; nothing to export", fix="`trace-sdk trajectories list` shows what there is.")
+    print(f"{count} runs written to {out}", file=sys.stderr)
+
+
+def _line(sink: IO[str], text: str) -> None:
+    sink.write(text + "\n")
+
+
+def _whole(path: Path, text: str) -> None:
+    """A reader sees the whole file or none."""
+    staging = path.with_name(f".{path.name}.partial")
+    staging.write_text(text + "\n", encoding="utf-8")
+    os.replace(staging, path)
+
+
+def _file_name(id: str) -> str:
+    """The id where it can be a file's name; else what can, with a hash, so that two ids never share a file."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in id)[:100]
+    if safe == id and not id.startswith("."):
+        return id
+    return f"{safe.lstrip('.')}-{hashlib.sha256(id.encode()).hexdigest()[:12]}"

@@ -20,6 +20,10 @@ Json = Any
 
 PROGRESS_WEIGHT = 0.35
 WELL_FORMED_WEIGHT = 0.05
+DIRECT_WEIGHT = 0.2
+"""What a solution loses in training when most of its calls were superfluous. Without it, a policy learns to make the
+calls of the commonest task first, whatever was asked: on the others they only cost time."""
+UNSOLVED_AT_MOST = 1.0 - WELL_FORMED_WEIGHT - DIRECT_WEIGHT - 0.01
 CALLS_PER_STEP, CALLS_SPARE = 4, 8
 """A solution may take this many calls for each call of the reference, and these in addition. Beyond that it is spam."""
 DUMP_LENGTH = 80
@@ -31,7 +35,8 @@ class Score:
     """``success``: every goal holds. ``total`` and every component in 0..1. ``shaped`` in 0..1, for training only.
 
     ``components``: state, unchanged, required, forbidden, said, economy (1 unless it calls far too much), progress
-    (calls of the reference that were made; 0 without a reference) and well_formed (calls that fit their schema; 0
+    (calls of the reference that were made; 0 without a reference), direct (the share of its calls that the reference
+    needs too, by number; 1 without a reference) and well_formed (calls that fit their schema; 0
     when none was made). ``reasons`` name what is missing, one sentence each.
     """
 
@@ -90,6 +95,7 @@ def score(
         "forbidden": _fraction(len(broken), len(goals.forbidden)),
         "said": _fraction(len(unsaid), len(goals.said)),
         "progress": progress(reference, calls),
+        "direct": _direct(reference, calls),
         "economy": allowed / len(calls) if spam else 1.0,
         "well_formed": _well_formed(calls, tools),
     }
@@ -100,23 +106,28 @@ def score(
 
 
 def _shape(total: float, success: bool, clean: float, components: Mapping[str, float]) -> float:
-    """A solved task is worth at least 1 − WELL_FORMED_WEIGHT; an unsolved one always less than any solved one.
+    """A solved task is worth more than any unsolved one, whichever way it went.
 
     What damages the world lowers everything: doing the wrong thing must be worth less than stopping before it.
     """
     form = WELL_FORMED_WEIGHT * components["well_formed"]
     if success:
-        return 1.0 - WELL_FORMED_WEIGHT + form
+        return 1.0 - WELL_FORMED_WEIGHT + form - DIRECT_WEIGHT * (1.0 - components["direct"])
     outcome = 1.0 - PROGRESS_WEIGHT - WELL_FORMED_WEIGHT
-    # Without any progress a task's parts that hold by luck are still worth something, but never 0.95.
-    return min(0.9, clean * (form + PROGRESS_WEIGHT * components["progress"]) + outcome * total)
+    # Without any progress a task's parts that hold by luck are still worth something.
+    return min(UNSOLVED_AT_MOST, clean * (form + PROGRESS_WEIGHT * components["progress"]) + outcome * total)
+
+
+def _direct(reference: Sequence[Act], calls: Sequence[_Call]) -> float:
+    needed = sum(1 for act in reference if act.tool)
+    return min(1.0, needed / len(calls)) if needed and calls else 1.0
 
 
 def progress(reference: Sequence[Act], calls: Sequence[_Call]) -> float:
     """How much of the reference's calls were made: 0.3 for the right tool, the rest by the share of arguments.
 
-    Each call counts for one call of the reference at most, and far more calls than the reference needs dilute the
-    credit, so that calling everything does not pay.
+    Each call counts for one call of the reference at most, and more calls than the reference needs dilute the
+    credit, so that neither calling everything nor going on calling pays.
     """
     wanted = [act for act in reference if act.tool]
     if not wanted or not calls:
@@ -132,7 +143,8 @@ def progress(reference: Sequence[Act], calls: Sequence[_Call]) -> float:
             used_acts.add(i)
             used_calls.add(j)
             credit += value
-    return credit / len(wanted) * min(1.0, (2 * len(wanted) + 2) / len(calls))
+    # One call more may be a second try; what goes round in circles earns less with every turn.
+    return credit / len(wanted) * min(1.0, (len(wanted) + 1) / len(calls))
 
 
 def _likeness(act: Act, call: _Call) -> float:

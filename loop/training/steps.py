@@ -24,7 +24,7 @@ class GRPOSettings:
     group_size: int = 8
     train_size: int = 0
     resample_rounds: int = 1
-    learning_rate: float = 5e-4
+    learning_rate: float = 4e-4
     temperature: float = 1.0
     rank: int = 16
     max_turns: int = 6

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -100,6 +101,22 @@ def test_calling_the_same_thing_many_times_is_worth_less_than_once():
     once = _desk_score(_call(look.tool or "", **look.arguments))
     often = _desk_score(*[_call(look.tool or "", **look.arguments)] * 30)
     assert often.shaped < once.shaped
+
+
+def test_a_detour_lowers_the_reward_of_a_solution_but_never_below_an_unsolved_task():
+    look, write, say = _solution()
+    right = (_call(look.tool or "", **look.arguments), _call(write.tool or "", **write.arguments), _say(say.text))
+    rewards = [_desk_score(*right[:1] * n, *right).shaped for n in range(6)]
+    assert rewards[0] == 1.0
+    assert all(a > b for a, b in pairwise(rewards))
+    assert rewards[-1] > _desk_score(*right[:2], _say("Done.")).shaped
+
+
+def test_going_round_in_circles_earns_less_with_every_turn():
+    look, _, _ = _solution()
+    around = (_call(look.tool or "", **look.arguments), _call("extend_loan", loan_id="L-1"))
+    rewards = [_desk_score(*around * n).shaped for n in range(2, 6)]
+    assert all(a > b for a, b in pairwise(rewards))
 
 
 def test_a_malformed_call_lowers_the_reward_but_not_the_success():

@@ -78,7 +78,8 @@ class Router:
 
         ``tools`` are the tool names each task offers. An arm earns its place: arms are added one at a time, best
         first, each only if the cross-validated reward rises by more than ``margin``; so is the penalty chosen among
-        ``penalties``, where the earlier wins a tie. Raises ValueError on shapes that don't agree or rewards that aren't numbers.
+        ``penalties``, where the earlier wins a tie. Raises ValueError on shapes that don't agree or rewards that
+        aren't numbers.
         """
         table = np.asarray(rewards, dtype=np.float64)
         if BASE not in arms or len(set(arms)) != len(arms):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
 
 import typer
 
@@ -38,25 +38,15 @@ def export(
 
     if form is Form.atif and str(out) == "-":
         raise typer.BadParameter("atif is a file for each run: give a folder", param_hint="OUT")
-    count = 0
     with database() as db:
         success = {None: ..., Verdict.success: True, Verdict.failure: False, Verdict.unknown: None}[verdict]
         runs = load(db, agent=agent, ids=ids or None, success=success, reference=reference)
         runs = (run for run in runs if run.trainable or not trainable)
         try:
             if form is Form.atif:
-                out.mkdir(parents=True, exist_ok=True)
-                for count, run in enumerate(runs, start=1):
-                    _whole(out / f"{_file_name(run.id)}.json", atif.document(run))
-            elif str(out) == "-":
-                for count, run in enumerate(runs, start=1):
-                    print(openai.line(run))
+                count = _files(out, ((run.id, atif.document(run)) for run in runs))
             else:
-                staging = out.with_name(f".{out.name}.partial")
-                with staging.open("w", encoding="utf-8") as sink:
-                    for count, run in enumerate(runs, start=1):
-                        _line(sink, openai.line(run))
-                os.replace(staging, out)
+                count = _lines(out, map(openai.line, runs))
         except OSError as error:
             raise TraceError(f"cannot write: {error.strerror or error}", where=str(error.filename or out)) from None
     if not count:
@@ -64,15 +54,32 @@ def export(
     print(f"{count} runs written to {out}", file=sys.stderr)
 
 
-def _line(sink: IO[str], text: str) -> None:
-    sink.write(text + "\n")
+def _lines(out: Path, lines: Iterable[str]) -> int:
+    """Write one file, whole or not at all; - is stdout. Returns how many lines."""
+    if str(out) == "-":
+        count = 0
+        for line in lines:
+            print(line)
+            count += 1
+        return count
+    staging = out.with_name(f".{out.name}.partial")
+    with staging.open("w", encoding="utf-8") as sink:
+        count = sum(1 for line in lines if sink.write(line + "\n"))
+    os.replace(staging, out)
+    return count
 
 
-def _whole(path: Path, text: str) -> None:
-    """A reader sees the whole file or none."""
-    staging = path.with_name(f".{path.name}.partial")
-    staging.write_text(text + "\n", encoding="utf-8")
-    os.replace(staging, path)
+def _files(folder: Path, documents: Iterable[tuple[str, str]]) -> int:
+    """Write a file for each run; a reader sees a whole file or none. Returns how many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for id, text in documents:
+        path = folder / f"{_file_name(id)}.json"
+        staging = path.with_name(f".{path.name}.partial")
+        staging.write_text(text + "\n", encoding="utf-8")
+        os.replace(staging, path)
+        count += 1
+    return count
 
 
 def _file_name(id: str) -> str:

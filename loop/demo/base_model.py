@@ -95,6 +95,7 @@ def build_base(out: Path, *, seed: int = 0, recipe: BaseRecipe | None = None, pr
         three_share=recipe.three_share,
         seed=recipe.seed,
     )
+
     def fill(folder: Path) -> None:
         tuned = tune_whole(
             raw,

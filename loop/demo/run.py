@@ -57,7 +57,7 @@ QUICK = DemoSize(
     gate=24,
     report=40,
     side=20,
-    warm_start=WarmStart(solutions=48, steps=12, batch=4, first_layer=10),
+    warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
     training=GRPOSettings(steps=5, groups_per_step=3, group_size=6),
 )
 FULL = DemoSize(
@@ -66,7 +66,7 @@ FULL = DemoSize(
     gate=48,
     report=100,
     side=100,
-    warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
+    warm_start=WarmStart(solutions=96, steps=24, batch=4, first_layer=10),
     training=GRPOSettings(steps=15, groups_per_step=4, group_size=8),
 )
 

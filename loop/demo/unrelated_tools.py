@@ -244,7 +244,8 @@ REGISTERS = (
     Register(
         "a music school", ("singer", "player"), "handle", ("lesson",), ("instrument", ("violin", "piano", "harp")),
         ("level", ("first", "middle", "expert")),
-        (Change("pause", "paused"), Change("extend", "extended"), Change("repeat", "repeated", "week", ("6", "7", "8"))),
+        (Change("pause", "paused"), Change("extend", "extended"),
+         Change("repeat", "repeated", "week", ("6", "7", "8"))),
     ),
     Register(
         "a bank", ("client",), "email", ("card", "account"), ("colour", ("red", "blue", "black", "silver")),
@@ -387,8 +388,12 @@ class _RegisterDesk:
             name = f"change_{change.sets}"
         does = f"Change the {change.sets}" if name.startswith("change_") else change.verb.title()
         takes = {change.sets: "string"} if change.sets else {}
-        return _tool(name, f"{does} of one {self.entry}." if change.sets else f"{does} one {self.entry}.",
-                     **{self.entry_id: "string"}, **takes)
+        return _tool(
+            name,
+            f"{does} of one {self.entry}." if change.sets else f"{does} one {self.entry}.",
+            **{self.entry_id: "string"},
+            **takes,
+        )
 
     @property
     def tools(self) -> list[_Tool]:

@@ -322,7 +322,7 @@ def _trainer(
         max_completion_length=config.max_turns * config.max_tokens,
         temperature=config.temperature,
         learning_rate=config.learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type="linear",
         weight_decay=0.0,
         max_grad_norm=config.max_grad_norm,
         beta=0.0,

@@ -15,8 +15,10 @@ class GRPOSettings:
     ``resample_rounds``: how often groups of equal rewards are replaced by other tasks before the step goes on with
     fewer. ``max_tokens`` bounds one reply, ``max_context`` a whole episode (tokens). ``clip`` bounds the probability
     ratio to 1 ± clip. ``train_size``: how many episodes of a group carry the gradient, those whose rewards differ
-    most; 0 for all. Fewer make the training half of a step cheaper by their share. ``threads``: CPU threads of the
-    trainer, 0 for all.
+    most; 0 for all. Fewer make the training half of a step cheaper by their share. ``learning_rate`` falls linearly
+    over the steps. ``scale_rewards``: by which deviation advantages are divided; by the batch's, because a group
+    whose rewards differ by a hundredth would else pull as hard as one in which half is solved. ``threads``: CPU
+    threads of the trainer, 0 for all.
     """
 
     steps: int = 10
@@ -34,7 +36,7 @@ class GRPOSettings:
     timeout: float = 120.0
     clip: float = 0.2
     loss: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
-    scale_rewards: Literal["group", "batch", "none"] = "group"
+    scale_rewards: Literal["group", "batch", "none"] = "batch"
     max_grad_norm: float = 1.0
     share_prompts: bool = True
     threads: int = 0

@@ -94,5 +94,8 @@ def test_labels_go_and_what_was_computed_stays(db: Database) -> None:
     with db.session() as session:
         assert session.exec(select(col(tables.Label.trajectory))).all() == [kept.id]
         episodes = session.exec(select(tables.EvaluationEpisode)).all()
-        assert {(e.task, e.trajectory, e.success) for e in episodes} == {(gone.id, None, True), (kept.id, kept.id, True)}
+        assert {(e.task, e.trajectory, e.success) for e in episodes} == {
+            (gone.id, None, True),
+            (kept.id, kept.id, True),
+        }
         assert session.exec(select(col(tables.Analysis.failed))).all() == [1]

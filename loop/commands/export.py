@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from loop.commands.context import database
 from loop.commands.trajectories import Verdict
+
+if TYPE_CHECKING:
+    from storage.trajectory import Trajectory
 
 
 class Form(StrEnum):
@@ -41,7 +45,8 @@ def export(
     with database() as db:
         success = {None: ..., Verdict.success: True, Verdict.failure: False, Verdict.unknown: None}[verdict]
         runs = load(db, agent=agent, ids=ids or None, success=success, reference=reference)
-        runs = (run for run in runs if run.trainable or not trainable)
+        silent: list[str] = []
+        runs = _speaking((run for run in runs if run.trainable or not trainable), silent)
         try:
             if form is Form.atif:
                 count = _files(out, ((run.id, atif.document(run)) for run in runs))
@@ -51,7 +56,17 @@ def export(
             raise TraceError(f"cannot write: {error.strerror or error}", where=str(error.filename or out)) from None
     if not count:
         raise TraceError("no runs match; nothing to export", fix="`trace-sdk trajectories list` shows what there is.")
-    print(f"{count} runs written to {out}", file=sys.stderr)
+    left_out = f"; {len(silent)} without any message were left out" if silent else ""
+    print(f"{count} runs written to {out}{left_out}", file=sys.stderr)
+
+
+def _speaking(runs: Iterable[Trajectory], silent: list[str]) -> Iterator[Trajectory]:
+    """The runs that have messages: neither format can hold one without. Ids of the others go to ``silent``."""
+    for run in runs:
+        if run.messages:
+            yield run
+        else:
+            silent.append(run.id)
 
 
 def _lines(out: Path, lines: Iterable[str]) -> int:

@@ -265,16 +265,19 @@ def test_errors_are_one_or_two_lines_on_stderr_and_end_with_1(home: Path) -> Non
 def test_export_writes_what_import_reads_and_only_what_was_asked_for(tmp_path: Path) -> None:
     document("import", "tau-bench", sample(tmp_path, "tau-bench"), "--agent", "desk")
     lines = tmp_path / "out.jsonl"
-    assert run("export", "openai", lines, "--outcome", "failure").exit_code == 0
-    assert len(lines.read_text().splitlines()) == 2
+    said = run("export", "openai", lines, "--outcome", "failure")
+    assert said.exit_code == 0
+    # One of the two failures crashed before anything was said.
+    assert "1 runs written" in said.output
+    assert "1 without any message" in said.output
     again = document("import", "openai", lines, "--agent", "copy")
-    assert (again["added"], again["failed"]) == (2, 2)
+    assert (again["added"], again["failed"]) == (1, 1)
     folder = tmp_path / "atif"
     assert run("export", "atif", folder, "--agent", "desk").exit_code == 0
     files = sorted(folder.iterdir())
-    assert len(files) == 3
-    assert document("import", "atif", *files, "--agent", "third")["added"] == 3
-    assert len(run("export", "openai", "-", "--agent", "desk").stdout.splitlines()) == 3
+    assert len(files) == 2
+    assert document("import", "atif", *files, "--agent", "third")["added"] == 2
+    assert len(run("export", "openai", "-", "--agent", "desk").stdout.splitlines()) == 2
 
 
 def test_export_of_nothing_and_into_nowhere_are_clear_errors(tmp_path: Path) -> None:

@@ -210,11 +210,17 @@ def test_what_is_exported_is_imported_again_unchanged(
     assert (back.task, back.model, back.session) == (run.task, run.model, run.session)
 
 
+def calls_in(run: Trajectory) -> list[Any]:
+    return [(c.id, c.name, c.arguments or c.raw_arguments) for m in run.messages for c in m.tool_calls]
+
+
 @ALL
 def test_what_any_format_brought_in_goes_out_as_atif_and_comes_back(name: str) -> None:
-    for run in runs(name):
+    for run in (run for run in runs(name) if run.messages):
         (back,) = runs("atif", atif.document(run).encode())
-        assert [(m.content, m.tool_calls) for m in back.messages] == [(m.content, m.tool_calls) for m in run.messages]
+        assert [m.content for m in back.messages] == [m.content for m in run.messages]
+        # The format holds arguments as objects, so the spaces between them are not part of it.
+        assert calls_in(back) == calls_in(run)
         assert (back.agent, back.tools, back.success, back.score) == (run.agent, run.tools, run.success, run.score)
         assert (back.task, back.model, back.session) == (run.task, run.model, run.session or run.id)
 

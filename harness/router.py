@@ -24,8 +24,8 @@ TOP_P = 0.9
 GRID = 10
 """Mixture weights are multiples of 1/GRID, so that few mixtures exist and each is built once."""
 PENALTIES = (0.3, 0.1, 0.03, 0.01, 0.003)
-"""L2 penalties to choose from, strongest first. With few or noisy outcomes only a strong one generalises: it says
-which arm is better on the whole, where a weak one learns by heart which of the tasks happened to come off."""
+"""L2 penalties to choose from, strongest first: a strong one says which arm is better on the whole, a weak one follows
+the text of single tasks, which with few outcomes may be chance."""
 _TOOL_WEIGHT = 0.2
 _FOLDS = 5
 

@@ -40,7 +40,8 @@ def matching(
 ) -> tuple[list[str], int]:
     """Ids of the runs that match *all* conditions given, with the runs that they started; and how many still run.
 
-    ``before`` is a time (seconds since the epoch) at which a run began. Without any condition nothing matches.
+    ``before``: only runs that are known to have begun before it (seconds since the epoch). Without any condition
+    nothing matches.
     """
     table = tables.Trajectory
     conditions: list[Any] = []
@@ -48,7 +49,8 @@ def matching(
         if value is not None:
             conditions.append(col(column) == value)
     if before is not None:
-        conditions.append(col(table.started_at) < before)
+        # 0 is an import that did not say when: unknown is not old.
+        conditions += [col(table.started_at) > 0, col(table.started_at) < before]
     if not conditions and not ids:
         return [], 0
     found: dict[str, str] = {}

@@ -14,7 +14,7 @@ _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 def prune(
-    older_than: str | None = typer.Option(None, "--older-than", metavar="AGE", help="Began longer ago: 12h, 30d, 8w."),
+    older_than: str | None = typer.Option(None, "--older-than", metavar="AGE", help="Known to have begun longer ago: 12h, 30d, 8w."),
     user: str | None = typer.Option(None, "--user", help="Only this user's."),
     session: str | None = typer.Option(None, "--session", help="Only this conversation's."),
     ids: list[str] = typer.Option([], "--id", help="Only this run; may be given several times."),

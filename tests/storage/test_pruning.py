@@ -56,7 +56,8 @@ def test_conditions_are_met_all_together_and_none_means_nothing(db: Database) ->
     old = run("a", session="s", started_at=100.0)
     new = run("b", session="s", started_at=900.0)
     other = run("c", session="t", started_at=100.0, agent="clerk")
-    trajectories.save(db, [old, new, other], "episode")
+    undated = run("d", session="s")
+    trajectories.save(db, [old, new, other, undated], "episode")
     assert pruning.matching(db) == ([], 0)
     assert pruning.matching(db, session="s", before=500.0)[0] == [old.id]
     assert set(pruning.matching(db, before=500.0)[0]) == {old.id, other.id}

@@ -139,18 +139,27 @@ def test_tools_are_listed_as_signatures_and_nothing_of_a_schema_is_lost(renderer
         "when": {"type": "string", "enum": ["now", "later"], "description": "How soon."},
         "who": {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}}},
         "else": {},
+        "any": True,
+        "maybe": {"type": ["string", "null"]},
+        "desk": {"$ref": "#/$defs/Desk"},
     }
-    rich = {"name": "book", "parameters": {"type": "object", "properties": properties, "required": ["place", "who"]}}
+    parameters = {"type": "object", "properties": properties, "required": ["place", "who"], "$defs": {"Desk": {}}}
+    rich = {"name": "book", "parameters": parameters}
     tools = [*TOOLS, {"type": "function", "function": rich}, {"type": "function", "function": {"name": "stop"}}]
     text = renderer.text([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}], tools)
     listed = text.split("Tools:\n")[1].split("To use a tool")[0].splitlines()
     assert listed == [
         "go(place) Do “it”.",
         "stay(place) Do “it”.",
-        "book(place, seats?: integer, why?, when?, who: array, else?)",
+        "book(place, seats?: integer, why?, when?, who: array, else?, any?, maybe?, desk?)",
         "  why: The reason, in words.",
         f"  when: {json.dumps(properties['when'], separators=(',', ':'))}",
         f"  who: {json.dumps(properties['who'], separators=(',', ':'))}",
+        "  else: {}",
+        "  any: true",
+        '  maybe: {"type":["string","null"]}',
+        '  desk: {"$ref":"#/$defs/Desk"}',
+        '  $defs: {"Desk":{}}',
         "stop()",
     ]
     assert text.startswith("<|im_start|>system\nBe kind.\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,3 +25,15 @@ def database(*, ingest: bool = True) -> Database:
     if ingest:
         ingest_spool(opened, home())
     return opened
+
+
+def require_known(db: Database, ids: Iterable[str]) -> None:
+    """Raise TraceError for the first id that no run has."""
+    from storage import overview
+    from storage.errors import TraceError
+
+    with db.engine.connect() as connection:
+        for id in ids:
+            if not overview.is_known(connection, id):
+                fix = "`trace-sdk trajectories list` has ids."
+                raise TraceError(f"no trajectory has the id {id}", where=db.location, fix=fix)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from loop.commands.context import database
+from loop.commands.context import database, require_known
 from loop.commands.trajectories import Verdict
+from loop.training.artifacts import publish_lines, publish_text
 
 if TYPE_CHECKING:
     from storage.trajectory import Trajectory
@@ -43,10 +44,18 @@ def export(
     if form is Form.atif and str(out) == "-":
         raise typer.BadParameter("atif is a file for each run: give a folder", param_hint="OUT")
     with database() as db:
+        require_known(db, ids)
         success = {None: ..., Verdict.success: True, Verdict.failure: False, Verdict.unknown: None}[verdict]
         runs = load(db, agent=agent, ids=ids or None, success=success, reference=reference)
         silent: list[str] = []
         runs = _speaking((run for run in runs if run.trainable or not trainable), silent)
+        # Before anything is written: an empty export must not take an earlier one's place.
+        first = next(runs, None)
+        if first is None:
+            raise TraceError(
+                "no runs match; nothing to export", fix="`trace-sdk trajectories list` shows what there is."
+            )
+        runs = chain([first], runs)
         try:
             if form is Form.atif:
                 count = _files(out, ((run.id, atif.document(run)) for run in runs))
@@ -54,8 +63,6 @@ def export(
                 count = _lines(out, map(openai.line, runs))
         except OSError as error:
             raise TraceError(f"cannot write: {error.strerror or error}", where=str(error.filename or out)) from None
-    if not count:
-        raise TraceError("no runs match; nothing to export", fix="`trace-sdk trajectories list` shows what there is.")
     left_out = f"; {len(silent)} without any message were left out" if silent else ""
     print(f"{count} runs written to {out}{left_out}", file=sys.stderr)
 
@@ -71,28 +78,20 @@ def _speaking(runs: Iterable[Trajectory], silent: list[str]) -> Iterator[Traject
 
 def _lines(out: Path, lines: Iterable[str]) -> int:
     """Write one file, whole or not at all; - is stdout. Returns how many lines."""
-    if str(out) == "-":
-        count = 0
-        for line in lines:
-            print(line)
-            count += 1
-        return count
-    staging = out.with_name(f".{out.name}.partial")
-    with staging.open("w", encoding="utf-8") as sink:
-        count = sum(1 for line in lines if sink.write(line + "\n"))
-    os.replace(staging, out)
+    if str(out) != "-":
+        return publish_lines(out, (f"{line}\n" for line in lines))
+    count = 0
+    for line in lines:
+        print(line)
+        count += 1
     return count
 
 
 def _files(folder: Path, documents: Iterable[tuple[str, str]]) -> int:
-    """Write a file for each run; a reader sees a whole file or none. Returns how many."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a file for each run, each whole or not at all. Returns how many."""
     count = 0
     for id, text in documents:
-        path = folder / f"{_file_name(id)}.json"
-        staging = path.with_name(f".{path.name}.partial")
-        staging.write_text(text + "\n", encoding="utf-8")
-        os.replace(staging, path)
+        publish_text(folder / f"{_file_name(id)}.json", f"{text}\n")
         count += 1
     return count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from loop.commands.context import database
+from loop.commands.context import database, require_known
 from loop.commands.output import outcome, print_json
 from loop.commands.trajectories import Verdict
 
@@ -19,15 +19,10 @@ def feedback(
 ) -> None:
     """Say how a recorded run ended. All verdicts are kept; the latest counts."""
     from storage import overview, trajectories
-    from storage.errors import TraceError
 
     success = {Verdict.success: True, Verdict.failure: False, Verdict.unknown: None}[verdict]
     with database() as db:
-        with db.engine.connect() as connection:
-            known = overview.is_known(connection, id)
-        if not known:
-            fix = "`trace-sdk trajectories list` has ids."
-            raise TraceError(f"no trajectory has the id {id}", where=db.location, fix=fix)
+        require_known(db, [id])
         trajectories.add_outcome(db, id, success, score, source, reason)
         history = trajectories.outcomes(db, id)
     if as_json:

@@ -7,14 +7,16 @@ import time
 
 import typer
 
-from loop.commands.context import database
+from loop.commands.context import database, require_known
 from loop.commands.output import print_json
 
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 def prune(
-    older_than: str | None = typer.Option(None, "--older-than", metavar="AGE", help="Known to have begun longer ago: 12h, 30d, 8w."),
+    older_than: str | None = typer.Option(
+        None, "--older-than", metavar="AGE", help="Known to have begun longer ago: 12h, 30d, 8w."
+    ),
     user: str | None = typer.Option(None, "--user", help="Only this user's."),
     session: str | None = typer.Option(None, "--session", help="Only this conversation's."),
     ids: list[str] = typer.Option([], "--id", help="Only this run; may be given several times."),
@@ -27,21 +29,13 @@ def prune(
     What was made from them (environments, adapters) stays and is named, so that you can decide.
     """
     from storage import overview, pruning
-    from storage.errors import TraceError
 
     before = time.time() - _age(older_than) if older_than is not None else None
     if before is None and not ids and user is None and session is None:
         raise typer.BadParameter("say which runs: --older-than, --user, --session or --id")
     # The spool is read in first: a run that is only there would come back with the next command.
     with database() as db:
-        with db.engine.connect() as connection:
-            unknown = [id for id in ids if not overview.is_known(connection, id)]
-        if unknown:
-            raise TraceError(
-                f"no trajectory has the id {unknown[0]}",
-                where=db.location,
-                fix="`trace-sdk trajectories list` has ids; nothing was deleted.",
-            )
+        require_known(db, ids)
         found, running = pruning.matching(db, ids=ids, user=user, session=session, agent=agent, before=before)
         made = overview.made_from_runs(db, agent)
         done = pruning.Pruned(len(found), 0, 0, running) if dry_run else pruning.prune(db, found, running=running)

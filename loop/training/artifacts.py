@@ -1,10 +1,10 @@
-"""Folders that appear whole or not at all."""
+"""Folders and files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -31,12 +31,29 @@ def publish_folder(target: Path, fill: Callable[[Path], None]) -> Path:
 
 def publish_text(target: Path, text: str) -> None:
     """Replace a small file so that a reader sees the old text or the new one."""
+    publish_lines(target, [text])
+
+
+def publish_lines(target: Path, pieces: Iterable[str]) -> int:
+    """Replace a file by these pieces, one after the other, so that a reader sees the old file or the new one.
+
+    Returns how many there were. When it fails, or is interrupted, nothing of the new file stays.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(f".{target.name}.partial")
-    staging.write_text(text)
-    sync(staging)
-    staging.replace(target)
+    count = 0
+    try:
+        with staging.open("w", encoding="utf-8") as sink:
+            for piece in pieces:
+                sink.write(piece)
+                count += 1
+        sync(staging)
+        staging.replace(target)
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        raise
     sync(target.parent)
+    return count
 
 
 def sync(path: Path) -> None:

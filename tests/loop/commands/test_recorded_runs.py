@@ -284,9 +284,13 @@ def test_export_of_nothing_and_into_nowhere_are_clear_errors(tmp_path: Path) -> 
     for arguments in (["openai", tmp_path / "x"], ["atif", tmp_path / "folder"]):
         assert isinstance(run("export", *arguments).exception, TraceError)
     document("import", "tau-bench", sample(tmp_path, "tau-bench"), "--agent", "desk")
-    nowhere = run("export", "openai", tmp_path / "no" / "such" / "folder.jsonl")
+    (tmp_path / "file").write_text("")
+    nowhere = run("export", "openai", tmp_path / "file" / "runs.jsonl")
     assert isinstance(nowhere.exception, TraceError)
     assert "cannot write" in str(nowhere.exception)
+    unknown = run("export", "openai", tmp_path / "x", "--id", "no-such-run")
+    assert isinstance(unknown.exception, TraceError)
+    assert not (tmp_path / "x").exists()
     assert run("export", "atif", "-").exit_code == 2
     assert run("export", "csv", tmp_path / "x").exit_code == 2
 

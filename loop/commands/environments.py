@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from loop.commands.context import database
+from loop.commands.context import database, home
 from loop.commands.output import moment, print_json, printable, table
 from storage.errors import TraceError
 
@@ -25,7 +25,7 @@ _JSON = typer.Option(False, "--json", help="One JSON document on stdout.")
 _WEAKER = typer.Option(
     False,
     "--allow-weaker-sandbox",
-    help="Run a Python module although nothing contains it: it gets this process's rights.",
+    help="Run a Python module in a plain process: nothing contains it, it has your rights, files and network.",
 )
 _CAPABILITY = typer.Option(None, "--capability", help="A capability's name or id, or a detector's id.")
 
@@ -77,6 +77,9 @@ def show(id: str = typer.Argument(help="Id or name of an environment."), as_json
     print(f"{row.id}  {row.name}  {row.agent}  {row.kind}, {row.state}  {moment(row.created_at)}")
     for line in EvidenceReport.from_json(evidence).lines() if evidence else []:
         print(printable(line))
+    if row.kind == "generated" and row.evidence:
+        e = row.evidence
+        print(printable(f"  written by {e['model']}, round {e['round']} of {e['rounds']}: {e['file']}"))
     for c in checks:
         mark = "pass" if c["passed"] else "FAIL"
         print(f"  {mark}  {c['name']:<18} {c['value']:>8.3f}  {c['threshold']:<10} {printable(c['detail'])}")
@@ -87,20 +90,36 @@ def synthesize(
     agent: str = typer.Option(..., "--agent", help="The agent whose runs are the evidence."),
     capability: str | None = _CAPABILITY,
     tools: Path | None = typer.Option(None, "--tools", help="The agent's tool schemas, if they were not recorded."),
-    out: Path | None = typer.Option(None, "--out", help="Write the spec to this file, too."),
+    out: Path | None = typer.Option(None, "--out", help="Write the spec (or the generated module) to this file, too."),
+    generated: bool = typer.Option(False, "--generated", help="Let a model write it, and admit what it writes."),
+    model: str | None = typer.Option(None, "--model", help="With --generated: the model (LiteLLM name)."),
+    rounds: int = typer.Option(5, "--rounds", min=1, max=20, help="With --generated: how often it may try."),
+    api_base: str | None = typer.Option(None, "--api-base", help="Address of the model's server, if it is your own."),
+    budget: float | None = typer.Option(None, "--budget", min=0.0, help="Most the model may cost, in dollars."),
+    held_out: Path | None = typer.Option(
+        None, "--held-out", help="Requests of the gate and report splits, one a line."
+    ),
+    weaker: bool = _WEAKER,
     as_json: bool = _JSON,
 ) -> None:
-    """Induce an environment from recorded runs, without a model. Exit status 1 when the evidence is too thin."""
+    """Make an environment from recorded runs. Exit status 1 when the evidence is too thin, or nothing was admitted."""
     from loop.synthesis import store
     from loop.synthesis.induced import EvidenceReport, induce
     from storage.trajectories import load
 
+    if generated != (model is not None):
+        raise typer.BadParameter("--generated and --model go together")
+    schemas = _read_json(tools) if tools else None
+    if generated:
+        texts = _read_lines(held_out) if held_out else []
+        _generate(agent, capability, str(model), api_base, budget, rounds, schemas, texts, weaker, out, as_json)
+        return
     with database() as db:
         runs = [run for run in load(db, agent=agent) if run.trainable]
         if not runs:
             raise TraceError("this agent has no recorded runs", where=agent, fix="`trace-sdk status` names the agents.")
         row_id, detector = store.capability_of(db, agent, capability)
-        made = induce(runs, detector, tools=_read_json(tools) if tools else None)
+        made = induce(runs, detector, tools=schemas)
         evidence = made if isinstance(made, EvidenceReport) else made.evidence
         id = None
         if not isinstance(made, EvidenceReport):
@@ -114,6 +133,60 @@ def synthesize(
         print("\n".join(printable(line) for line in evidence.lines()))
         print(f"environment {id}" if id else "no environment: the evidence is too thin")
     if id is None:
+        raise typer.Exit(1)
+
+
+def _generate(
+    agent: str,
+    capability: str | None,
+    model: str,
+    api_base: str | None,
+    budget: float | None,
+    rounds: int,
+    tools: list[Any] | None,
+    held_out: list[str],
+    weaker: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from loop.analysis.analyst import LiteLLMClient
+    from loop.synthesis.generated import Attempt, work
+    from loop.synthesis.generated.generate import ANSWER_TOKENS
+
+    def say(attempt: Attempt) -> None:
+        if not as_json:
+            verdict = "admitted" if attempt.report.admitted else f"not admitted: {', '.join(attempt.failed)}"
+            print(f"round {attempt.number} of {rounds}: {verdict}", flush=True)
+
+    if capability is None:
+        raise typer.BadParameter("--generated needs a --capability to write for")
+    with database() as db:
+        wanted = work.wanted(db, agent, capability)
+        client = LiteLLMClient(model, api_base=api_base, timeout=600, max_tokens=ANSWER_TOKENS, as_json=False)
+        made = work.write_environment(
+            db,
+            agent,
+            wanted,
+            client,
+            home(),
+            rounds=rounds,
+            budget=budget,
+            tools=tools,
+            held_out=held_out,
+            allow_weaker=weaker,
+            on_round=say,
+        )
+    report, ledger = made.attempt.report, made.ledger
+    if out is not None and report.admitted:
+        _write(out, made.attempt.source)
+    if as_json:
+        spent = {"calls": ledger.calls, "prompt_tokens": ledger.prompt_tokens, "cost": ledger.spent}
+        print_json({"id": made.id, "round": made.attempt.number, **report.to_json(), **spent})
+    else:
+        print("\n".join(printable(line) for line in report.lines()))
+        tokens = f"{ledger.prompt_tokens} tokens read, {ledger.completion_tokens} written, ${ledger.spent:.2f}"
+        print(f"environment {made.id} ({tokens})")
+    if not report.admitted:
         raise typer.Exit(1)
 
 
@@ -182,12 +255,12 @@ def _admission(
     from loop.synthesis.loading import fingerprint_elsewhere, load_environment
 
     return admit(
-        load_environment(path, trust_module=weaker),
+        load_environment(path, allow_weaker=weaker),
         tools,
         lapse=detector.lapse if detector else None,
         label=labeler(detector) if detector else None,
         held_out=held_out,
-        elsewhere=lambda seeds: fingerprint_elsewhere(path, seeds),
+        elsewhere=lambda seeds: fingerprint_elsewhere(path, seeds, allow_weaker=weaker),
     )
 
 
@@ -204,7 +277,7 @@ def play(
 
     path = Path(target)
     if path.suffix in (".json", ".py") or path.is_file():
-        make = load_environment(path, trust_module=weaker)
+        make = load_environment(path, allow_weaker=weaker)
     else:
         with database() as db:
             make = from_spec(store.find(db, target).spec, target)

@@ -1,11 +1,12 @@
 """Environments from files: our own JSON spec, or a Python module that exposes ``make()``.
 
-python -m loop.synthesis.loading FILE SEED…     prints one fingerprint a line, for `elsewhere` of admission
+A module runs in the sandbox, see `harness.sandbox.host`. A spec is data, and is played in this process.
+
+python -m loop.synthesis.loading SPEC SEED…     prints one fingerprint a line, for `elsewhere` of admission
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,27 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from harness.environment import Environment
+from harness.sandbox.host import open_module
 from storage.errors import TraceError
 
 Make = Callable[[], Environment]
 
 
-def load_environment(path: Path, *, trust_module: bool = False) -> Make:
+def load_environment(path: Path, *, allow_weaker: bool = False) -> Make:
     """A factory of the environment in ``path``.
 
-    A module is code of someone else and runs in this process, so it is only loaded when ``trust_module`` says so.
-    Raises TraceError for a file that is missing, broken, or not trusted.
+    A module (.py) is code of someone else: it runs in the sandbox, or with ``allow_weaker`` in a plain process of its
+    own, with this user's rights. Raises TraceError for a file that is missing or broken, or that cannot be contained.
     """
     if not path.is_file():
         raise TraceError("there is no such environment file", where=str(path), fix="Name a .json spec or a .py module.")
     if path.suffix == ".py":
-        if not trust_module:
-            raise TraceError(
-                "this is a Python module, and there is no sandbox to run it in",
-                where=str(path),
-                fix="Read it, and pass --allow-weaker-sandbox to run it with this process's rights.",
-            )
-        return _module(path)
+        return open_module(path, allow_weaker=allow_weaker)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, UnicodeDecodeError) as error:
@@ -45,8 +41,11 @@ def load_environment(path: Path, *, trust_module: bool = False) -> Make:
 
 def from_spec(raw: Any, where: str = "") -> Make:
     """A factory from a spec. Raises TraceError when it is none."""
+    from loop.synthesis.generated import FORMAT, open_spec
     from loop.synthesis.induced import InducedEnvironment
 
+    if isinstance(raw, dict) and raw.get("format") == FORMAT:
+        return open_spec(raw, where=where)
     try:
         first = InducedEnvironment.from_json(raw)
     except (ValueError, AttributeError) as error:
@@ -55,23 +54,16 @@ def from_spec(raw: Any, where: str = "") -> Make:
     return first.copy
 
 
-def _module(path: Path) -> Make:
-    spec = importlib.util.spec_from_file_location(f"environment_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise TraceError("the module cannot be loaded", where=str(path))
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise TraceError(f"the module raises {type(error).__name__}: {error}", where=str(path)) from error
-    make = getattr(module, "make", None)
-    if not callable(make):
-        raise TraceError("the module has no function make()", where=str(path), fix="Let make() return an environment.")
-    return make  # type: ignore[return-value]  # the conformance of what it makes is what admission checks
+def fingerprint_elsewhere(path: Path, seeds: Sequence[int], *, allow_weaker: bool = False) -> list[str]:
+    """Fingerprints of seeds, made in a new process with another hash seed. Raises TraceError when that fails.
 
+    A module's new process is one more sandbox: Python draws a hash seed for each.
+    """
+    if path.suffix == ".py":
+        from harness.admission import fingerprint
 
-def fingerprint_elsewhere(path: Path, seeds: Sequence[int]) -> list[str]:
-    """Fingerprints of seeds, made in a new process with another hash seed. Raises TraceError when that fails."""
+        env = open_module(path, allow_weaker=allow_weaker)()
+        return [fingerprint(env, seed) for seed in seeds]
     command = [sys.executable, "-m", "loop.synthesis.loading", str(path.resolve()), *map(str, seeds)]
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": root}
@@ -83,10 +75,10 @@ def fingerprint_elsewhere(path: Path, seeds: Sequence[int]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print a fingerprint for each seed. The caller has decided to trust the file before."""
+    """Print a fingerprint for each seed."""
     from harness.admission import fingerprint
 
-    env = load_environment(Path(arguments[0]), trust_module=True)()
+    env = load_environment(Path(arguments[0]))()
     for seed in arguments[1:]:
         print(fingerprint(env, int(seed)))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def import_(
-    format: str = typer.Argument(help="What the files hold: openai, tau-bench, mint, intercode, tau2, …"),
+    format: str = typer.Argument(help="What the files hold: openai, tau-bench, tau2, otlp, …"),
     files: list[Path] = typer.Argument(help="The files."),
     tools: Path | None = typer.Option(None, "--tools", help="The agent's tool schemas (a JSON list), if not in there."),
     agent: str | None = typer.Option(None, "--agent", help="Whose runs they are; else as the file says."),
@@ -28,7 +28,6 @@ def import_(
     as_json: bool = typer.Option(False, "--json", help="One JSON document on stdout."),
 ) -> None:
     """Bring in trajectories that something else recorded. Importing a file again adds nothing."""
-    from storage import trajectories
     from storage.errors import TraceError
     from storage.importers import FORMATS, read_tools
     from storage.importers.contract import Options
@@ -44,7 +43,7 @@ def import_(
         for file in files:
             try:
                 runs = _runs(FORMATS[format], file, options, broken, seen)
-                report = trajectories.save(db, runs, f"import:{format}")
+                report = FORMATS[format].save(db, runs, f"import:{format}")
             except TraceError as error:
                 failed.append(error)
                 continue

@@ -8,12 +8,38 @@ from typing import Any
 
 from storage import codec
 from storage.errors import TraceError
-from storage.importers import atif, fields, intercode, mini_swe_agent, mint, openai, tau2, tau_bench
+from storage.importers import (
+    atif,
+    fields,
+    intercode,
+    langfuse,
+    langsmith,
+    mini_swe_agent,
+    mint,
+    openai,
+    otlp,
+    swe_agent,
+    tau2,
+    tau_bench,
+)
 from storage.importers.contract import BrokenRecord, Format, Options, read
 from storage.trajectory import Trajectory
 
 FORMATS: dict[str, Format] = {
-    module.FORMAT.name: module.FORMAT for module in (openai, tau_bench, mint, intercode, tau2, mini_swe_agent, atif)
+    format.name: format
+    for format in (
+        openai.FORMAT,
+        tau_bench.FORMAT,
+        tau2.FORMAT,
+        mini_swe_agent.FORMAT,
+        swe_agent.FORMAT,
+        intercode.FORMAT,
+        mint.FORMAT,
+        atif.FORMAT,
+        langfuse.FORMAT,
+        langsmith.FORMAT,
+        otlp.FORMAT,
+    )
 }
 
 

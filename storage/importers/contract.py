@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage import codec
+from storage import codec, trajectories
+from storage.database import Database
 from storage.ids import stable_id
+from storage.trajectories import SaveReport
 from storage.trajectory import Trajectory
 
 
@@ -40,12 +42,14 @@ class Source:
 class Raw:
     """One record as it stands in the file; ``value`` is a ValueError where it couldn't even be parsed.
 
-    ``context`` is what the file says of all its records.
+    ``context`` is what the file says of all its records. ``name`` is what a record is known by that has a name
+    for all the world (the id of a trace): its content may arrive in parts, in several files.
     """
 
     position: str
     value: Any
     context: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ class Format:
     sources: Callable[[Path], Iterator[Source]] = one_file
     extra_tools: Callable[[list[Raw]], tuple[Mapping[str, Any], ...]] = lambda _: ()
     """Tools that runs of this format have beside those of ``--tools``."""
+    save: Callable[[Database, Iterable[Trajectory], str], SaveReport] = trajectories.save
+    """How its runs are stored: each once, or, where a run can come in parts, united with what is there."""
 
 
 def read(format: Format, source: Source, options: Options) -> Iterator[Trajectory | BrokenRecord]:
@@ -105,8 +111,16 @@ def read(format: Format, source: Source, options: Options) -> Iterator[Trajector
         fields.pop("agent", None)
         fields["model"] = options.model or fields.get("model")
         fields["tools"] = fields.get("tools") or tools
-        id = stable_id(index, format.name, agent, codec.dumps(raw.value), codec.dumps(raw.context))
+        if raw.name is not None:
+            id = named_id(format.name, options.agent, raw.name)
+        else:
+            id = stable_id(index, format.name, agent, codec.dumps(raw.value), codec.dumps(raw.context))
         yield Trajectory(id=id, agent=agent, reference=options.reference, **fields)
+
+
+def named_id(format: str, agent: str | None, name: str) -> str:
+    """The id of a record that is known by a name, under the agent's name that a person gave, if any."""
+    return stable_id(0, format, agent or "", name)
 
 
 def json_document(source: Source) -> Any:

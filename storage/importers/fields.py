@@ -60,6 +60,29 @@ def verdict(reward: float | None) -> dict[str, Any]:
     return {"success": None if reward is None else reward >= PASSED, "score": reward}
 
 
+# Names under which people put the verdict on a whole run, the plainest first.
+_VERDICTS = ("outcome", "success", "resolved", "passed", "reward", "task_success")
+
+
+def verdict_of(scores: Mapping[str, object]) -> dict[str, Any]:
+    """``success`` and ``score`` of a run with scores of many names: the first that is named like a verdict counts.
+
+    Scores of other names (relevance, toxicity, cost) judge something else, and no run is failed by them.
+    """
+    by_name = {str(name).lower().replace("-", "_").replace(" ", "_"): value for name, value in scores.items()}
+    for name in _VERDICTS:
+        value = by_name.get(name)
+        if isinstance(value, bool):
+            return {"success": value, "score": None}
+        if isinstance(value, int | float) and math.isfinite(value):
+            return verdict(float(value))
+        words = {"true": True, "pass": True, "passed": True, "success": True, "false": False, "fail": False}
+        words |= {"failed": False, "failure": False}
+        if isinstance(value, str) and value.lower() in words:
+            return {"success": words[value.lower()], "score": None}
+    return verdict(None)
+
+
 def messages(value: object, name: str) -> tuple[Message, ...]:
     """Chat messages, at least one."""
     found: list[Message] = []

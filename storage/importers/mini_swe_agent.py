@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n?```", re.DOTALL
 # Endings that are the agent's own; any other names an exception.
 _ORDINARY = ("Submitted", "LimitsExceeded")
 
-_TOOL = {
+TOOL = {
     "type": "function",
     "function": {
         "name": "bash",
@@ -57,7 +57,7 @@ def build(raw: Raw, file: str) -> dict[str, Any]:
     resolved = info.get("resolved", record.get("resolved"))
     return {
         "messages": tuple(_with_text_actions(messages)),
-        "tools": (_TOOL,),
+        "tools": (TOOL,),
         "task": fields.label(record.get("instance_id")) or file.split(".traj")[0],
         "model": _model(info),
         "version": fields.label(info.get("mini_version")),

@@ -6,12 +6,21 @@ import json
 import math
 from typing import Any
 
+import msgspec
+
+# Several times faster than `json` both ways. What it refuses goes to `json`, which has the last word.
+_quick_encode = msgspec.json.Encoder().encode
+_quick_decode = msgspec.json.Decoder().decode
 # Made once: `json.dumps` with options makes an encoder for every call.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str).encode
 
 
 def dumps(value: Any) -> str:
     """Compact JSON text. NaN and infinities become null; a value that isn't JSON becomes its text."""
+    try:
+        return _quick_encode(value).decode()
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        pass
     try:
         text = _encode(value)
     except ValueError:
@@ -26,11 +35,18 @@ def dumps(value: Any) -> str:
 
 def loads(text: str | bytes) -> Any:
     """The inverse of `dumps`."""
-    return json.loads(text)
+    try:
+        return _quick_decode(text)
+    except (ValueError, RecursionError):
+        return json.loads(text)
 
 
 def strict_loads(text: str | bytes) -> Any:
     """JSON from outside. Raises ValueError for anything that isn't, NaN and bottomless nesting included."""
+    try:
+        return _quick_decode(text)
+    except (ValueError, RecursionError):
+        pass
     try:
         return json.loads(text, parse_constant=_reject)
     except RecursionError:

@@ -18,6 +18,7 @@ from storage.errors import TraceError
 from storage.migrations import HEAD, VERSION_TABLE
 
 _BUSY_SECONDS = 30
+_CACHE_KIB = 64 << 10
 # Any fixed number: PostgreSQL's lock that keeps two processes from migrating at once.
 _MIGRATION_LOCK = 0x7472616365
 
@@ -71,8 +72,10 @@ def home_folder(home: Path | None = None) -> Path:
     return home if home is not None else Path(os.environ.get("TRACE_HOME") or ".trace")
 
 
-def open_database(url: str | None = None, home: Path | None = None) -> Database:
+def open_database(url: str | None = None, home: Path | None = None, *, durable: bool = False) -> Database:
     """Open (and create, and migrate) the database of ``url``, else of TRACE_DATABASE_URL, else `{home}/trace.db`.
+
+    ``durable``: a commit is on the disk itself when it returns, for who deletes his own copy then.
 
     Raises TraceError if it cannot be opened or written, isn't a database, or belongs to something else or to a
     newer version of this project.
@@ -90,6 +93,8 @@ def open_database(url: str | None = None, home: Path | None = None) -> Database:
         raise TraceError(f"no driver for this database: {error}", where=where, fix=fix) from error
     if sqlite:
         event.listen(engine, "connect", _configure_sqlite)
+        if durable:
+            event.listen(engine, "connect", _sync_each_commit)
         event.listen(engine, "begin", _begin_sqlite)
     database = Database(engine)
     try:
@@ -133,7 +138,13 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     # In WAL mode a power cut can lose the last commits but never corrupts; the spool still has what they held.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
+    # The default of 2 MB writes pages of a large transaction out and reads them in again, several times each.
+    cursor.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     cursor.close()
+
+
+def _sync_each_commit(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA synchronous = FULL").close()
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -178,6 +189,11 @@ def _revision(connection: Connection, where: str) -> str | None:
     return None
 
 
+def is_full(error: DatabaseError) -> bool:
+    """Whether the database failed because its disk, or its quota, is full."""
+    return "is full" in str(error.orig) or getattr(error.orig, "sqlstate", None) == "53100"
+
+
 def _explained(error: DatabaseError, where: str) -> TraceError:
     reason = str(error.orig).strip().splitlines()[0] if error.orig and str(error.orig).strip() else str(error)
     if "not a database" in reason or "malformed" in reason:
@@ -187,6 +203,8 @@ def _explained(error: DatabaseError, where: str) -> TraceError:
     if "readonly" in reason or "read-only" in reason or "unable to open" in reason:
         fix = "Check that the path is a file in a folder you may write to, or set TRACE_HOME to another folder."
         return TraceError(f"the database cannot be written: {reason}", where=where, fix=fix)
+    if is_full(error):
+        return TraceError("no space is left for the database", where=where, fix="Make room, and run this again.")
     if "locked" in reason:
         return TraceError(
             f"another process has held the database for {_BUSY_SECONDS} seconds", where=where, fix="Try again."

@@ -33,6 +33,8 @@ log = structlog.get_logger()
 
 # Read and committed at once. A single longer line is read whole.
 _CHUNK_BYTES = 8 << 20
+# Segments that a collector receives have no file here; their names must not meet those of files.
+_REMOTE = "remote/"
 # Where files cannot be locked, a writer that has been silent for so long is taken for dead.
 _SILENT_SECONDS = 24 * 3600
 
@@ -80,7 +82,8 @@ def ingest_spool(db: Database, home: Path) -> IngestReport:
                 report.segments += 1
             if dead:
                 _discard(db, path)
-    _forget(db, positions.keys() - {path.name for path in paths})
+    local = {name for name in positions if not name.startswith(_REMOTE)}
+    _forget(db, local - {path.name for path in paths})
     if report.events or report.broken:
         log.info("spool.ingested", runs=report.runs, events=report.events, aborted=report.aborted, broken=report.broken)
     if report.broken:
@@ -90,27 +93,59 @@ def ingest_spool(db: Database, home: Path) -> IngestReport:
     return report
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Where a remote segment stands, in bytes; whether the bytes were taken; how many of its lines are no events."""
+
+    position: int
+    accepted: bool
+    broken: int
+
+
+def receive(db: Database, name: str, position: int, data: bytes, final: bool) -> Received:
+    """Take bytes of another machine's segment, if they are the next ones: nothing is stored twice.
+
+    ``data`` is whole lines from byte ``position`` on. ``final``: its writer is gone, and this is all. What was taken
+    is committed when this returns. Asking again with the same bytes is harmless.
+    """
+    name = _REMOTE + name
+    with db.connection() as connection:
+        segment = _claim(connection, name)
+        if position != segment.position:
+            return Received(segment.position, False, segment.broken)
+        events, broken = _parse(data)
+        assembly.apply(connection, events, name)
+        if final:
+            assembly.abort(connection, name)
+        _advance(connection, segment, len(data), len(events), broken)
+    return Received(position + len(data), True, segment.broken + broken)
+
+
+def abort_silent(db: Database, seconds: float = _SILENT_SECONDS) -> int:
+    """Abort the open runs of remote segments that have been silent for so long: their machine may be gone. An end
+    that comes after all corrects it. Returns how many."""
+    table = SpoolSegment
+    silent = select(col(table.name)).where(
+        col(table.name).startswith(_REMOTE), col(table.updated_at) < time.time() - seconds
+    )
+    with db.connection() as connection:
+        return sum(assembly.abort(connection, name) for name in connection.scalars(silent).all())
+
+
 def _read_chunk(db: Database, path: Path, file: BinaryIO, dead: bool, report: IngestReport) -> bool:
     """Read and commit the next part of a segment. Returns whether there may be more."""
     with db.connection() as connection:
-        segment = _claim(connection, path)
-        if segment is None:
+        segment = _claim(connection, path.name)
+        # Another process may have finished with it. It removes the file before it forgets the row, so a file that
+        # is there was not forgotten.
+        if not path.exists():
             return False
         file.seek(segment.position)
         data, at_end = _whole_lines(file, dead)
         events, broken = _parse(data)
         applied = assembly.apply(connection, events, path.name)
         aborted = assembly.abort(connection, path.name) if at_end and dead else 0
-        connection.execute(
-            update(SpoolSegment)
-            .where(col(SpoolSegment.name) == path.name)
-            .values(
-                position=segment.position + len(data),
-                events=segment.events + len(events),
-                broken=segment.broken + broken,
-                updated_at=time.time(),
-            )
-        )
+        _advance(connection, segment, len(data), len(events), broken)
     # Counted after the commit: what is reported is stored.
     report.events += len(events)
     report.broken += broken
@@ -123,19 +158,28 @@ def _read_chunk(db: Database, path: Path, file: BinaryIO, dead: bool, report: In
     return not at_end
 
 
-def _claim(connection: Connection, path: Path) -> SpoolSegment | None:
-    """The segment's row, locked until commit; None if another process has finished with the file.
-
-    That process removes the file before it forgets the row, so a file that is there was not forgotten.
-    """
+def _claim(connection: Connection, name: str) -> SpoolSegment:
+    """The segment's row, locked until commit."""
     bulk.insert_missing(
         connection,
         SpoolSegment,
-        [{"name": path.name, "position": 0, "events": 0, "broken": 0, "updated_at": time.time()}],
+        [{"name": name, "position": 0, "events": 0, "broken": 0, "updated_at": time.time()}],
     )
-    query = select(SpoolSegment).where(col(SpoolSegment.name) == path.name).with_for_update()
-    row = connection.execute(query).one()
-    return SpoolSegment(**row._mapping) if path.exists() else None
+    query = select(SpoolSegment).where(col(SpoolSegment.name) == name).with_for_update()
+    return SpoolSegment(**connection.execute(query).one()._mapping)
+
+
+def _advance(connection: Connection, segment: SpoolSegment, size: int, events: int, broken: int) -> None:
+    connection.execute(
+        update(SpoolSegment)
+        .where(col(SpoolSegment.name) == segment.name)
+        .values(
+            position=segment.position + size,
+            events=segment.events + events,
+            broken=segment.broken + broken,
+            updated_at=time.time(),
+        )
+    )
 
 
 def _whole_lines(file: BinaryIO, dead: bool) -> tuple[bytes, bool]:

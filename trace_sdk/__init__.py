@@ -22,17 +22,22 @@ __all__ = ["Outcome", "Run", "agent", "current", "evaluation", "feedback", "flus
 
 
 def init(
-    home: str | os.PathLike[str] | None = None, *, redact: Redactor | None = None, sample_successes: float = 1.0
+    home: str | os.PathLike[str] | None = None,
+    *,
+    redact: Redactor | None = None,
+    sample_successes: float = 1.0,
+    ship_to: str | None = None,
 ) -> None:
     """Set where and how to record. Optional: without it the environment decides (TRACE_HOME, else ``.trace``).
 
     ``redact`` takes out personal data: patterns by kind (``{"EMAIL": r"..."}``), or a function of a text; the same
     value becomes the same ``<EMAIL_1>`` within a tree of runs. Secrets are taken out anyway. ``sample_successes``
     is the fraction (0..1) of runs known to have succeeded that is kept; the kept ones carry the weight of the
-    others. Raises ValueError for a fraction outside 0..1 or a TRACE_GATEWAY that is no http address, re.error for
-    a pattern that is none.
+    others. ``ship_to`` is the address of a `trace-sdk collect` that what is recorded goes to (else TRACE_SHIP_TO);
+    its token comes from TRACE_TOKEN. Raises ValueError for a fraction outside 0..1 or an address that is no http
+    address, re.error for a pattern that is none.
     """
-    recorder.configure(from_environment(home, redact, sample_successes))
+    recorder.configure(from_environment(home, redact, sample_successes, ship_to))
 
 
 def current() -> Run | None:

@@ -20,6 +20,8 @@ class Settings:
     redact: Redactor | None = None
     sample_successes: float = 1.0
     gateway: str | None = None
+    ship_to: str | None = None
+    ship_token: str | None = field(default=None, repr=False)
     enabled: bool = True
     queue_bytes: int = 64 * 2**20
     segment_bytes: int = 32 * 2**20
@@ -27,34 +29,47 @@ class Settings:
     """Seconds that the writer waits to gather events into one write: part of the stated loss window."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
+    @property
+    def spool(self) -> Path:
+        """Where segments are written. What goes to a collector lies apart, so that no reader of this home takes it."""
+        return self.home / "spool" / "outbox" if self.ship_to else self.home / "spool"
+
 
 def from_environment(
     home: str | os.PathLike[str] | None = None,
     redact: Redactor | None = None,
     sample_successes: float = 1.0,
+    ship_to: str | None = None,
 ) -> Settings:
-    """Settings with the environment's TRACE_HOME, TRACE_GATEWAY and TRACE_DISABLED where nothing was given.
+    """Settings with the environment's TRACE_HOME, TRACE_GATEWAY, TRACE_SHIP_TO, TRACE_TOKEN and TRACE_DISABLED where
+    nothing was given.
 
-    Raises ValueError when sample_successes is not in 0..1 or TRACE_GATEWAY is not an http address.
+    Raises ValueError when sample_successes is not in 0..1, or the gateway or the collector is not an http address.
     """
     if not 0.0 <= sample_successes <= 1.0:
         raise ValueError(f"sample_successes is {sample_successes}, not a fraction between 0 and 1")
-    gateway = os.environ.get("TRACE_GATEWAY") or None
-    if gateway is not None:
-        from urllib.parse import urlsplit  # slow to import, and seldom needed
-
-        parts = urlsplit(gateway)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"TRACE_GATEWAY is {gateway!r}, not an http address such as http://127.0.0.1:8811")
     return Settings(
         # Absolute at once: the agent may change its working directory later.
         home=Path(os.path.abspath(home or os.environ.get("TRACE_HOME") or ".trace")),
         redact=redact,
         sample_successes=sample_successes,
-        gateway=gateway,
+        gateway=_address("TRACE_GATEWAY", os.environ.get("TRACE_GATEWAY")),
+        ship_to=_address("TRACE_SHIP_TO" if ship_to is None else "ship_to", ship_to or os.environ.get("TRACE_SHIP_TO")),
+        ship_token=os.environ.get("TRACE_TOKEN") or None,
         enabled=os.environ.get("TRACE_DISABLED", "").lower() in ("", "0", "false", "no"),
         secrets=_secrets_of_environment(),
     )
+
+
+def _address(name: str, given: str | None) -> str | None:
+    if not given:
+        return None
+    from urllib.parse import urlsplit  # slow to import, and seldom needed
+
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{name} is {given!r}, not an http address such as http://127.0.0.1:8811")
+    return given
 
 
 def _secrets_of_environment() -> tuple[str, ...]:

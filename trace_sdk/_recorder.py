@@ -16,12 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trace_sdk import _ids, _log
 from trace_sdk._config import Settings, from_environment
 from trace_sdk._redact import Redaction
 from trace_sdk._spool import Spool
+
+if TYPE_CHECKING:
+    from trace_sdk._ship import Shipper
 
 Render = Callable[[Any], dict[str, Any] | None]
 """Turns what the agent's side put aside into an event; runs in the writer's thread. None: nothing to write."""
@@ -68,6 +71,7 @@ class Recorder:
         self._progress = 0.0
         self._thread: threading.Thread | None = None
         self._spool: Spool | None = None
+        self._shipper: Shipper | None = None
         self._redaction: Redaction | None = None
         self._backlog: list[tuple[bytes, list[str], list[str], int, int]] = []
         self.open_calls: dict[str, Any] = {}
@@ -77,13 +81,13 @@ class Recorder:
 
     @property
     def settings(self) -> Settings:
-        if self.active is None:
+        while self.active is None:
             try:
                 self.active = from_environment()
             except ValueError as error:  # the agent did not ask for this: record without it rather than fail
-                _log.say_once("settings", "trace.settings_ignored", problem=str(error))
-                os.environ.pop("TRACE_GATEWAY", None)
-                self.active = from_environment()
+                wrong = "TRACE_SHIP_TO" if "TRACE_SHIP_TO" in str(error) else "TRACE_GATEWAY"
+                _log.say_once(wrong, "trace.settings_ignored", problem=str(error))
+                os.environ.pop(wrong, None)
         return self.active
 
     def configure(self, settings: Settings) -> None:
@@ -94,7 +98,9 @@ class Recorder:
         with self._drain_lock:
             if self._spool is not None:
                 self._spool.close()
-            self._spool, self._redaction, self.active = None, redaction, settings
+            if self._shipper is not None:
+                self._shipper.finish(_EXIT_TIMEOUT)
+            self._spool, self._shipper, self._redaction, self.active = None, None, redaction, settings
             self._room = -1
 
     # The agent's side.
@@ -281,7 +287,8 @@ class Recorder:
 
     def _write_backlog(self) -> bool:
         if self._spool is None:
-            self._spool = Spool(self.settings.home, self.settings.segment_bytes)
+            self._open_spool()
+        assert self._spool is not None
         while self._backlog:
             data, started, ended, size, _ = self._backlog[0]
             try:
@@ -300,8 +307,18 @@ class Recorder:
                 return False
             self._backlog.pop(0)
             self._held -= size
+            if self._shipper is not None:
+                self._shipper.wake()
             self._progress = time.monotonic()
         return True
+
+    def _open_spool(self) -> None:
+        settings = self.settings
+        self._spool = Spool(settings.spool, settings.segment_bytes)
+        if settings.ship_to is not None and self._shipper is None:
+            from trace_sdk._ship import Shipper
+
+            self._shipper = Shipper(settings.spool, settings.ship_to, settings.ship_token)
 
     def _complain(self, error: OSError) -> None:
         _log.say_once("disk", "trace.recording_impossible", home=str(self.settings.home), error=str(error))
@@ -322,6 +339,7 @@ class Recorder:
             if self.dropped:
                 _log.say_once("dropped", "trace.events_lost", count=self.dropped)
             self._stop()
+            self._ship_the_rest()
 
     def _flush_while_it_moves(self) -> bool:
         # A slow machine gets the time it needs; a disk that takes nothing does not hold up the exit.
@@ -329,6 +347,15 @@ class Recorder:
             if self._failing or time.monotonic() - self._progress > _EXIT_TIMEOUT:
                 return False
         return True
+
+    def _ship_the_rest(self) -> None:
+        """Give the collector what it does not have yet, where it answers; the next process of this home goes on."""
+        if self._shipper is None or self._thread is not None:
+            return
+        with self._drain_lock:
+            if self._spool is not None:
+                self._spool.close()
+        self._shipper.finish(_EXIT_TIMEOUT)
 
     def _stop(self) -> None:
         # A daemon thread that the interpreter kills while it holds a lock would hang whoever asks for that lock
@@ -343,8 +370,10 @@ class Recorder:
 
     def after_fork(self) -> None:
         """In a forked child: what the parent queued is the parent's to write; start afresh, lazily."""
-        spool = self._spool
+        spool, shipper = self._spool, self._shipper
         self._reset()
+        if shipper is not None:
+            shipper.let_go()
         if spool is not None:
             # Closing, not unlocking: the lock belongs to the parent's description too, and stays with it.
             spool.close()

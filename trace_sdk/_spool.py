@@ -34,8 +34,8 @@ class _Segment:
 class Spool:
     """One process's end of the spool. Only the thread that holds the recorder's drain lock may use it."""
 
-    def __init__(self, home: Path, segment_bytes: int) -> None:
-        self._folder = home / "spool"
+    def __init__(self, folder: Path, segment_bytes: int) -> None:
+        self._folder = folder
         self._segment_bytes = segment_bytes
         self._current: _Segment | None = None
         self._full: list[_Segment] = []

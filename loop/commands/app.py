@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "adapters": "The adapters that were trained, where they came from, and which one serves.",
     "evaluate": "Measure a policy on a task suite, or recompute a report from the database.",
     "serve": "Serve the active policy: vLLM behind the routing gateway.",
+    "collect": "Take what agents on other machines record, and OTLP over HTTP.",
     "cycle": "Run or resume one improvement cycle.",
 }
 

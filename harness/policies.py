@@ -159,6 +159,24 @@ class CallEverything:
         return _message_of(random.Random(index).sample(calls, min(self.limit, len(calls))))
 
 
+class OddCalls:
+    """Calls as no schema allows them: tools that do not exist, arguments that are missing, unknown, or of any type."""
+
+    async def act(self, messages: Messages, tools: Tools) -> Message:
+        if any(m.get("role") == "assistant" for m in messages):
+            return _say("")
+        calls = [("no_such_tool", {}), ("", {"": ""})]
+        for tool in tools:
+            function = function_of(tool)
+            names = list((function.get("parameters") or {}).get("properties") or ())
+            calls += [(str(function.get("name")), odd) for odd in ({}, {"nonsense": [None, {"a": "\ud800"}]})]
+            calls += [(str(function.get("name")), dict.fromkeys(names, odd)) for odd in _ODD]
+        return _message_of([_call(name, arguments, index) for index, (name, arguments) in enumerate(calls)])
+
+
+_ODD: tuple[Json, ...] = (None, -1, 1e300, True, "", "x" * 2000, [], ["\x00"], {}, {"a": {"b": []}})
+
+
 @dataclass(frozen=True)
 class CopyTheExample:
     """Plays the solution of one example task, whatever the task is. Build it with `from_seed`."""
@@ -184,20 +202,31 @@ class OneArgumentWrong(ReferencePolicy):
     """The reference, with one argument of its last change replaced by a wrong value of the same type."""
 
     def begin(self, env: Environment, task: Task) -> ScriptedPolicy:
-        return ScriptedPolicy(one_argument_wrong(env.reference(), task.seed), len(task.messages))
+        said = "\n".join(str(m.get("content") or "") for m in task.messages)
+        return ScriptedPolicy(one_argument_wrong(env.reference(), task.seed, said), len(task.messages))
 
 
-def one_argument_wrong(acts: Sequence[Act], seed: int) -> tuple[Act, ...]:
+def one_argument_wrong(acts: Sequence[Act], seed: int, said: str = "") -> tuple[Act, ...]:
     """Acts with one argument of the last change made wrong; of the last call with arguments where nothing is changed.
-    A wrong last look-up after the change would do no harm, and show nothing."""
+
+    A wrong last look-up after the change would do no harm, and show nothing; nor would other words where the agent
+    chooses its own (a note, a summary), so arguments of several words that nobody ``said`` are the last resort.
+    """
     changed = list(acts)
-    calls = [i for i, act in enumerate(acts) if act.tool and act.arguments]
-    writes = [i for i in calls if tool_kinds.is_write(acts[i].tool or "")]
-    for index in (writes or calls)[-1:]:
+    calls = [(i, name) for i, act in enumerate(acts) if act.tool for name in sorted(act.arguments)]
+    writes = [(i, name) for i, name in calls if tool_kinds.is_write(acts[i].tool or "")]
+    exact = [(i, name) for i, name in writes if not _own_words(acts[i].arguments[name], said)]
+    places = exact or writes or calls
+    places = [(i, name) for i, name in places if i == places[-1][0]]
+    if places:
+        index, name = places[seed % len(places)]
         act = acts[index]
-        name = sorted(act.arguments)[seed % len(act.arguments)]
         changed[index] = Act(act.tool, {**act.arguments, name: _spoil(act.arguments[name])}, act.text)
     return tuple(changed)
+
+
+def _own_words(value: Json, said: str) -> bool:
+    return isinstance(value, str) and len(value.split()) >= 3 and value.casefold() not in said.casefold()
 
 
 def _spoil(value: Json) -> Json:

@@ -232,13 +232,17 @@ def _admit_row(
     db: Database, id: str, agent: str, capability: str | None, tools: list[Any], held_out: list[str]
 ) -> AdmissionReport:
     from loop.synthesis import store
+    from loop.synthesis.generated import work
 
     row = store.find(db, id)
     if row.agent != agent:
         raise TraceError(f"this environment is {row.agent}'s", where=id, fix=f"Pass --agent {row.agent}.")
     # A capability's detector also tells which lapse to play; without one that part of admission is left out.
     named = capability or row.capability or (row.evidence or {}).get("capability")
-    detector = None if named in (None, "any capability") else store.capability_of(db, agent, named)[1]
+    if row.kind == "generated":  # may be of a capability that a model found, which has no detector
+        detector = work.wanted(db, agent, str(named)).detector
+    else:
+        detector = None if named in (None, "any capability") else store.capability_of(db, agent, named)[1]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "environment.json"
         path.write_text(json.dumps(row.spec), encoding="utf-8")

@@ -113,6 +113,15 @@ def keep_admission(db: Database, row: tables.Environment, report: AdmissionRepor
             merged.state = "retired"
 
 
+def keep_judged(db: Database, row: tables.Environment, report: AdmissionReport) -> None:
+    """Store a new environment together with its first admission: both are there, or neither."""
+    with db.transaction() as session:
+        session.add(row)
+        session.flush()
+        row.state = "admitted" if report.admitted else "rejected"
+        session.add_all(_check_rows(row.id, 1, report.checks))
+
+
 def _check_rows(environment: str, attempt: int, checks: Sequence[Check]) -> list[tables.AdmissionCheck]:
     return [
         tables.AdmissionCheck(

@@ -18,7 +18,9 @@ from storage.errors import TraceError
 
 log = structlog.get_logger()
 MAX_ANSWER_TOKENS = 2000
-TRIES = 4
+TRIES = 6
+# Seconds. Rate limits are counted by the minute.
+LONGEST_PAUSE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +130,32 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 class LiteLLMClient:
-    """Any provider that LiteLLM knows, by its model name; ``api_base`` for a server of one's own."""
+    """Any provider that LiteLLM knows, by its model name; ``api_base`` for a server of one's own.
 
-    def __init__(self, model: str, *, api_base: str | None = None, temperature: float = 0.7, timeout: float = 120):
+    ``max_tokens`` bounds one answer; ``as_json`` asks the provider for a JSON object; ``timeout`` is in seconds.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_base: str | None = None,
+        temperature: float = 0.7,
+        timeout: float = 120,
+        max_tokens: int = MAX_ANSWER_TOKENS,
+        as_json: bool = True,
+    ):
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         import litellm
 
+        # It prints advice on stdout, where a command's JSON belongs.
+        litellm.suppress_debug_info = True
         self.model = model
         self._litellm = litellm
+        self.max_tokens = max_tokens
         self._options: dict[str, Any] = {"temperature": temperature, "timeout": timeout, "drop_params": True}
+        if as_json:
+            self._options["response_format"] = {"type": "json_object"}
         if api_base is not None:
             # Local servers ask for no key; the clients behind LiteLLM insist on one.
             self._options |= {"api_base": api_base, "api_key": os.environ.get("OPENAI_API_KEY") or "none"}
@@ -146,15 +165,16 @@ class LiteLLMClient:
             raise TraceError(
                 f"there is no key for {model}",
                 where=f"environment variable {' or '.join(missing)}",
-                fix="set it, or leave out --analyst: the detectors need no model",
+                fix="set it, or do without: detectors and induced environments need no model",
             )
 
     def worst_cost(self, system: str, user: str) -> float:
-        # A token is at least two characters in practice; four is usual.
-        tokens = (len(system) + len(user)) // 2 + 50
+        # No tokenizer in use makes more than one token of a byte; four characters a token are usual. What is set
+        # aside too much comes back with the answer, so it only costs the last calls before a budget ends.
+        tokens = len(system.encode()) + len(user.encode()) + 50
         try:
             prices = self._litellm.cost_per_token(
-                model=self.model, prompt_tokens=tokens, completion_tokens=MAX_ANSWER_TOKENS
+                model=self.model, prompt_tokens=tokens, completion_tokens=self.max_tokens
             )
         except Exception as error:
             raise TraceError(
@@ -169,8 +189,7 @@ class LiteLLMClient:
                 answer: Any = await self._litellm.acompletion(
                     model=self.model,
                     messages=messages,
-                    max_tokens=MAX_ANSWER_TOKENS,
-                    response_format={"type": "json_object"},
+                    max_tokens=self.max_tokens,
                     num_retries=0,
                     **self._options,
                 )
@@ -182,7 +201,7 @@ class LiteLLMClient:
                     reason = " ".join(str(error).split())[:200]
                     raise TraceError(f"{self.model} did not answer: {reason}") from error
                 log.info("analyst_retry", model=self.model, attempt=attempt + 1, status=status)
-                await asyncio.sleep(min(20.0, 2.0**attempt))
+                await asyncio.sleep(_pause(error, attempt))
         usage = getattr(answer, "usage", None)
         return Reply(
             text=str(answer.choices[0].message.content or ""),
@@ -197,3 +216,13 @@ class LiteLLMClient:
         except Exception:
             # A model that LiteLLM has no price for, usually one's own.
             return 0.0
+
+
+def _pause(error: Exception, attempt: int) -> float:
+    """Seconds until the next try: what the provider asks for (a rate limit's `retry-after`), else 1, 2, 4, …."""
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    try:
+        asked = float(headers.get("retry-after"))
+    except (TypeError, ValueError):
+        asked = 2.0**attempt
+    return min(max(asked, 0.0), LONGEST_PAUSE)

@@ -103,8 +103,8 @@ class ModuleFactory:
         with self._lock:
             if self._closed:
                 raise SandboxError("this sandbox is closed", where=str(self._path))
-            if not self._has_room(self._current):
-                self._current = self._started()
+            with_room = (process for process in list(self._populations) if self._has_room(process))
+            self._current = next(with_room, None) or self._started()
             env = SandboxedEnvironment(self._current, next(self._numbers))
             self._populations[self._current].add(env)
             return env

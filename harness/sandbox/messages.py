@@ -1,7 +1,7 @@
 """Strict JSON from a process that nobody trusts: what is not plainly a small JSON document is refused.
 
-Besides the grammar: no NaN or infinity, no key twice, no integer beyond 19 digits, no nesting beyond 64 levels. Half
-surrogate pairs, which could be neither stored nor sent on, become question marks.
+Besides the grammar: no NaN or infinity, no key twice, no integer beyond 19 digits, no nesting beyond 64 levels, not
+more than 250,000 values. Half surrogate pairs, which could be neither stored nor sent on, become question marks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 Json = Any
 
 DEEPEST = 64
+MOST_VALUES = 250_000
+"""Empty lists take thirty times the memory of their text."""
 _LONGEST_INTEGER = 20  # with its sign: 64 bits
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -25,19 +27,22 @@ def decode(raw: bytes) -> Json:
         value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
-    _bound_depth(value)
+    _bound(value)
     if _SURROGATE.search(text):
         whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         return json.loads(whole)
     return value
 
 
-def _bound_depth(value: Json) -> None:
-    level, depth = [value], 0
+def _bound(value: Json) -> None:
+    level, depth, count = [value], 0, 0
     while level:
         depth += 1
+        count += len(level)
         if depth > DEEPEST:
             raise ValueError(f"nested deeper than {DEEPEST} levels")
+        if count > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values")
         level = [
             child
             for parent in level

@@ -107,7 +107,7 @@ class RunnerProcess:
             if answer.keys() == {"id", "error"} and isinstance(error, dict):
                 line = error.get("line")
                 where = f"{self.where}:{line}" if isinstance(line, int) else self.where
-                said = f"{error.get('type')!s:.100}: {error.get('message')!s:.500}"
+                said = _one_line(f"{error.get('type')!s:.100}: {error.get('message')!s:.500}")
                 raise SandboxError(f"the module raises in {op}: {said}", where=where)
         raise self._give_up(f"its answer to {op} is not the one to this request")
 
@@ -145,9 +145,8 @@ class RunnerProcess:
         code = self._ended.wait()
         if code is None:
             return ""
-        if code > 128:
-            return f", by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else ""
-        return f", with status {code}"
+        killed = code - 128 in set(signal.Signals)
+        return f", by {signal.Signals(code - 128).name}" if killed else f", with status {code}"
 
     def _expect_silence(self) -> None:
         if _ready(self._replies, select.POLLIN, 0.0) and os.read(self._replies, 1):
@@ -177,6 +176,11 @@ class RunnerProcess:
         if len(data) > size:
             raise ValueError("there is more than one")
         return bytes(data[4:])
+
+
+def _one_line(text: str) -> str:
+    """What a module says of its error goes to a terminal: no line breaks, no escape sequences."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 class _TooLong(Exception):

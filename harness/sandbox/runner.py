@@ -20,7 +20,6 @@ import errno
 import fcntl
 import json
 import os
-import platform
 import resource
 import select
 import signal
@@ -39,7 +38,7 @@ _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
-_PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS, _CAP_AMBIENT = 1, 24, 38, 47
+_PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _NO_NEW_PRIVS, _CAP_AMBIENT = 1, 4, 24, 38, 47
 _CAPABILITY_VERSION_3 = 0x20080522
 
 # x86-64 numbers of what the C library has no function for.
@@ -105,15 +104,23 @@ def main() -> None:
 
 def _guard(child: int, lifeline: int, contained: bool) -> int:
     """Wait for the runner or for the host, whoever ends first; the exit status, 128 + n for a signal."""
-    watched = os.pidfd_open(child)
     poll = select.poll()
-    poll.register(watched, select.POLLIN)
     poll.register(lifeline, select.POLLIN)  # the host never writes: an event is its end
-    if any(descriptor == lifeline for descriptor, _ in poll.poll()):
-        if not contained:  # it may have children; with them goes this process itself
-            os.killpg(0, signal.SIGKILL)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        poll.register(os.pidfd_open(child), select.POLLIN)
+        pause = None
+    except (AttributeError, OSError):  # not Linux, or an old one: look now and then
+        pause = 50
+    ended, status = 0, 0
+    while not ended:
+        events = poll.poll(pause)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if not ended and any(descriptor == lifeline for descriptor, _ in events):
+            if not contained:  # it may have children; with them goes this process itself
+                os.killpg(0, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
+            ended, status = os.waitpid(child, 0)
+    status = os.waitstatus_to_exitcode(status)
     return status if status >= 0 else 128 - status
 
 
@@ -131,8 +138,9 @@ def _keep_only(requests: int, replies: int) -> tuple[int, int]:
 
 def _unshare() -> bool:
     """New namespaces of every kind that matters. True when that took a user namespace (we are not root)."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        here = f"{sys.platform} {platform.machine()}"
+    machine = os.uname().machine
+    if sys.platform != "linux" or machine != "x86_64":
+        here = f"{sys.platform} {machine}"
         raise Refused(f"the system call filter is written for Linux on x86-64, and this is {here}")
     wanted = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | _NEWCGROUP
     if os.geteuid() == 0 and _libc.unshare(wanted) == 0:
@@ -158,6 +166,8 @@ def contain(limits: dict[str, int], by_user: bool) -> list[str]:
     _drop_privileges(by_user)
     _set_limits(limits)
     _check("no_new_privs", _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
+    # A handler of core dumps may be a program of the machine: none gets to see this process.
+    _check("no core dumps", _libc.prctl(_DUMPABLE, 0, 0, 0, 0))
     landlock = _restrict_files(readable)
     _check("parent death signal", _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     _filter_system_calls()
@@ -173,7 +183,7 @@ def _standard_library() -> list[str]:
 
 def _preload() -> None:
     """Load the shared libraries that standard modules need: their folders are not readable afterwards."""
-    for name in ("zlib", "bz2", "lzma", "hashlib", "sqlite3", "decimal", "random", "datetime"):
+    for name in ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_decimal", "_uuid"):
         try:
             __import__(name)
         except ImportError:  # an interpreter built without it

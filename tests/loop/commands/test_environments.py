@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,13 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from harness import admission
+from harness.sandbox.host import containment
 from loop.commands.app import app
 from loop.commands.logs import to_stderr
 from storage.database import open_database
 from storage.errors import TraceError
 from storage.trajectories import save
+from tests.harness import desk
 from tests.loop.synthesis import toy
 
 FEW = admission.Thresholds(seeds=10, distinct_seeds=20)
@@ -73,20 +76,25 @@ def test_thin_evidence_ends_with_status_1_and_says_why():
     assert document("list") == {"environments": []}
 
 
-def test_a_module_runs_only_when_it_is_trusted(tmp_path: Path):
+def test_a_module_is_admitted_in_the_sandbox_and_one_that_needs_more_only_without(tmp_path: Path):
     module = tmp_path / "mine.py"
     module.write_text("from tests.harness.desk import LoanDesk\n\nmake = LoanDesk\n")
     tools = tmp_path / "tools.json"
-    from tests.harness.desk import TOOLS
-
-    tools.write_text(json.dumps(TOOLS))
+    tools.write_text(json.dumps(desk.TOOLS))
     refused = run("admit", module, "--agent", "library", "--tools", tools)
     assert isinstance(refused.exception, TraceError)
-    assert "--allow-weaker-sandbox" in str(refused.exception)
+    # Where nothing can be contained, the refusal is another one, and as clear.
+    assert "No module named 'tests'" in str(refused.exception) or "cannot be contained" in str(refused.exception)
     verdict = document("admit", module, "--agent", "library", "--tools", tools, "--allow-weaker-sandbox")
     assert verdict["admitted"] is True, verdict
     other = document("admit", module, "--agent", "library", "--allow-weaker-sandbox", exit_code=1)
     assert [c["name"] for c in other["checks"] if not c["passed"]] == ["interface"]
+
+    if containment().enforced:
+        # It imports the contract, and nothing else of the project.
+        module.write_text(f"{inspect.getsource(desk)}\n\nmake = LoanDesk\n")
+        verdict = document("admit", module, "--agent", "library", "--tools", tools)
+        assert verdict["admitted"] is True, verdict
 
 
 def test_a_person_can_take_the_agents_seat(tmp_path: Path):

@@ -84,8 +84,8 @@ def main() -> None:
     requests, replies = config["requests"], config["replies"]
     try:
         by_user = _unshare() if config["contain"] else False
-    except (Refused, OSError) as error:
-        send(replies, {"refused": str(error)})
+    except Exception as error:
+        send(replies, {"refused": _reason(error)})
         return
     child = os.fork()
     if child:
@@ -95,8 +95,8 @@ def main() -> None:
     requests, replies = _keep_only(requests, replies)
     try:
         layers = contain(config["limits"], by_user) if config["contain"] else _plain(config)
-    except (Refused, OSError) as error:
-        send(replies, {"refused": str(error)})
+    except Exception as error:  # whatever it was, nothing is contained
+        send(replies, {"refused": _reason(error)})
         return
     send(replies, {"ready": layers})
     serve(requests, replies, config["limits"]["message_bytes"])
@@ -247,7 +247,15 @@ def _set_limits(limits: dict[str, int]) -> None:
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
     }.items():
-        resource.setrlimit(getattr(resource, name), (value, value))
+        _limit(name, value)
+
+
+def _limit(name: str, value: int) -> None:
+    """Soft and hard limit at once, and no higher than whoever started the host had allowed."""
+    kind = getattr(resource, name)
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
 
 
 def _restrict_files(readable: list[str]) -> bool:
@@ -338,9 +346,13 @@ def _plain(config: dict) -> list[str]:
     """No containment: what any process can ask for, and the host's import path."""
     sys.path[:0] = [p for p in config["path"] if p not in sys.path]
     limits = config["limits"]
-    for name, value in {"RLIMIT_CPU": limits["cpu_seconds"], "RLIMIT_CORE": 0}.items():
-        resource.setrlimit(getattr(resource, name), (value, value))
+    _limit("RLIMIT_CPU", limits["cpu_seconds"])
+    _limit("RLIMIT_CORE", 0)
     return []
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
 
 
 def _check(step: str, result: int) -> None:

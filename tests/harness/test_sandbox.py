@@ -79,6 +79,12 @@ WITHOUT_PRIVILEGE = """
 from harness.sandbox import runner
 runner._libc.prctl(24, 21, 0, 0, 0)
 """
+# Limits of whoever started the worker, lower than those of the sandbox.
+WITH_LIMITS = """
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (50, 50))
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+"""
 TRY = """
 import sys
 from pathlib import Path
@@ -121,8 +127,9 @@ def test_a_machine_that_cannot_contain_refuses_and_names_the_way_out(tmp_path: P
 
 
 @contained
-def test_without_privileges_user_namespaces_contain_as_well(tmp_path: Path):
-    check, strict, weaker = in_a_process(WITHOUT_PRIVILEGE, TRY, written(tmp_path, GOOD)).splitlines()
+@pytest.mark.parametrize("prelude", [WITHOUT_PRIVILEGE, WITH_LIMITS], ids=["user_namespaces", "lower_limits"])
+def test_with_less_than_roots_means_it_is_contained_as_well(tmp_path: Path, prelude: str):
+    check, strict, weaker = in_a_process(prelude, TRY, written(tmp_path, GOOD)).splitlines()
     assert check.startswith("ok foreign modules are contained: namespaces")
     assert (strict, weaker) == ("lever-4", "lever-5")
 

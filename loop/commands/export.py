@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """``openai``: chat-completions JSONL, all runs in one file. ``atif``: one file a run, in a folder."""
+    """``openai`` and ``otlp``: one line a run, all in one file. ``atif``: one file a run, in a folder."""
 
     openai = "openai"
     atif = "atif"
+    otlp = "otlp"
 
 
 def export(
-    form: Form = typer.Argument(help="openai: one JSONL file. atif: a folder with one JSON file a run."),
-    out: Path = typer.Argument(help="The file or folder to write; - is stdout (openai only)."),
+    form: Form = typer.Argument(help="openai, otlp: one file, a line a run. atif: a folder with one JSON file a run."),
+    out: Path = typer.Argument(help="The file or folder to write; - is stdout (not for atif)."),
     agent: str | None = typer.Option(None, "--agent", help="Only this agent's."),
     ids: list[str] = typer.Option([], "--id", help="Only this run; may be given several times."),
     verdict: Verdict | None = typer.Option(None, "--outcome", help="Only runs that ended so."),
@@ -37,8 +38,9 @@ def export(
     trainable: bool = typer.Option(False, "--trainable", help="Only runs that may be used for training."),
 ) -> None:
     """Write recorded runs. What `trace-sdk import` reads of it are the same messages, tools and outcomes."""
+    from storage import overview
     from storage.errors import TraceError
-    from storage.exporters import atif, openai
+    from storage.exporters import atif, openai, otlp
     from storage.trajectories import load
 
     if form is Form.atif and str(out) == "-":
@@ -58,9 +60,10 @@ def export(
         runs = chain([first], runs)
         try:
             if form is Form.atif:
-                count = _files(out, ((run.id, atif.document(run)) for run in runs))
+                known = ((run, overview.whole(db, run.id)["calls"]) for run in runs)
+                count = _files(out, ((run.id, atif.document(run, calls)) for run, calls in known))
             else:
-                count = _lines(out, map(openai.line, runs))
+                count = _lines(out, map(otlp.line if form is Form.otlp else openai.line, runs))
         except OSError as error:
             raise TraceError(f"cannot write: {error.strerror or error}", where=str(error.filename or out)) from None
     left_out = f"; {len(silent)} without any message were left out" if silent else ""
@@ -68,7 +71,7 @@ def export(
 
 
 def _speaking(runs: Iterable[Trajectory], silent: list[str]) -> Iterator[Trajectory]:
-    """The runs that have messages: neither format can hold one without. Ids of the others go to ``silent``."""
+    """The runs that have messages: no format can hold one without. Ids of the others go to ``silent``."""
     for run in runs:
         if run.messages:
             yield run

@@ -1,7 +1,9 @@
 """ATIF, the Agent Trajectory Interchange Format (Harbor's RFC 0001, v1.0 to v1.7): one JSON object a file.
 
 The format has no outcome of its own; ``extra.outcome`` (true, false, null) or ``extra.reward`` of the root is
-read where it is there. Steps marked as copied context repeat what the agent was given, and are left out.
+read where it is there. Steps marked as copied context repeat what the agent was given, and are left out. What the
+format says of a step beside its message (metrics with token ids, reasoning, the model) is kept in the metadata.
+`storage.exporters.atif` writes the same, and ``extra.trace_sdk`` for what the format has no field for.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from storage import codec
+from storage.exporters import atif as exporter
 from storage.importers import fields
 from storage.importers.contract import Format, Raw, Source, json_document
 from storage.trajectory import Message, ToolCall
 
+_DETAILS = ("metrics", "reasoning_content", "model_name", "reasoning_effort", "extra")
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 
 
@@ -30,11 +34,15 @@ def build(raw: Raw, _file: str) -> dict[str, Any]:
     record = fields.mapping(raw.value, "the file")
     agent = fields.mapping(record.get("agent"), "agent")
     extra = fields.mapping(record.get("extra") or {}, "extra")
+    ours = extra["trace_sdk"] if isinstance(extra.get("trace_sdk"), dict) else {}
     messages: list[Message] = []
+    details: dict[str, dict[str, Any]] = {}
     steps = fields.items(record.get("steps"), "steps")
     for index, step in enumerate(steps):
         step = fields.mapping(step, f"steps[{index}]")
         if step.get("is_copied_context") is not True:
+            if known := {k: step[k] for k in _DETAILS if step.get(k) is not None}:
+                details[str(len(messages))] = known
             messages.extend(_step(step, f"steps[{index}]"))
     if not messages:
         raise ValueError("steps is empty")
@@ -45,15 +53,33 @@ def build(raw: Raw, _file: str) -> dict[str, Any]:
     return {
         "messages": tuple(messages),
         "agent": fields.label(agent.get("name")),
-        "version": fields.label(agent.get("version")),
+        # The format wants one; that is what is written where there is none.
+        "version": version if (version := fields.label(agent.get("version"))) != "unknown" else None,
         "model": fields.label(agent.get("model_name")),
         "tools": fields.tools(agent.get("tool_definitions"), "agent.tool_definitions"),
-        "session": fields.label(record.get("session_id")),
+        "session": fields.label(ours["session"] if "session" in ours else record.get("session_id")),
         "task": fields.label(extra.get("task_id")),
         "started_at": fields.epoch(first.get("timestamp")),
-        "metadata": {k: record[k] for k in ("final_metrics", "notes", "trajectory_id") if record.get(k) is not None},
+        "metadata": {
+            **(ours["metadata"] if isinstance(ours.get("metadata"), dict) else {}),
+            **{k: record[k] for k in exporter.OWN if record.get(k) is not None},
+            **({exporter.STEPS: details} if details else {}),
+        },
+        **_own(ours),
         **outcome,
     }
+
+
+def _own(ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run that the format has none for, as our exporter writes them."""
+    found = {k: ours[k] for k in ("user", "policy") if isinstance(ours.get(k), str)}
+    if isinstance(ours.get("tags"), list):
+        found["tags"] = tuple(tag for tag in ours["tags"] if isinstance(tag, str))
+    if ours.get("status") in ("running", "completed", "raised", "aborted"):
+        found["status"] = ours["status"]
+    if isinstance(ours.get("error"), dict):
+        found["error"] = ours["error"]
+    return {**found, "trainable": ours.get("trainable") is not False}
 
 
 def _step(step: Mapping[str, Any], name: str) -> Iterator[Message]:

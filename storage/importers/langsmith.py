@@ -116,7 +116,7 @@ def _thread(run: Mapping[str, Any], name: str) -> Thread:
     params = params if isinstance(params, dict) else {}
     asked = _asked(inputs, f"{name}, inputs")
     said = chat.conversation(_answer(outputs), f"{name}, outputs", "assistant")
-    if outputs_repeat(asked, said):
+    if _repeats(asked, said):
         said = said[len(asked) :]
     listed = params.get("tools") or (inputs.get("tools") if isinstance(inputs, dict) else None)
     model = _first(_metadata(run), "ls_model_name") or _first(params, "model", "model_name")
@@ -124,7 +124,7 @@ def _thread(run: Mapping[str, Any], name: str) -> Thread:
     return Thread((*asked, *said), fields.epoch(run.get("start_time")), model, tools)
 
 
-def outputs_repeat(asked: list[Message], said: list[Message]) -> bool:
+def _repeats(asked: list[Message], said: list[Message]) -> bool:
     """Whether an output begins with the whole input, as a graph's state does."""
     return bool(asked) and len(said) > len(asked) and said[: len(asked)] == asked
 

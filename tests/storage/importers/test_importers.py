@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from storage import trajectories
 from storage.database import open_database
 from storage.errors import TraceError
 from storage.exporters import atif
-from storage.exporters import openai as exporter
-from storage.ids import new_id
 from storage.importers import FORMATS, read_file, read_tools
 from storage.importers.contract import BrokenRecord, Options, Source, read
-from storage.trajectory import Message, Trajectory
+from storage.trajectory import Trajectory
 from tests.storage.importers.samples import SAMPLES
-from tests.storage.test_trajectories import MESSAGE, PLAIN
 
 ALL = pytest.mark.parametrize("name", list(FORMATS))
 
@@ -195,23 +190,6 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(name: str, tmp_path: Path
         assert caught.value.where == str(path)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    messages=st.lists(MESSAGE, min_size=1, max_size=5).map(tuple),
-    success=st.none() | st.booleans(),
-    score=st.none() | st.floats(0, 1),
-    names=st.tuples(PLAIN, PLAIN, PLAIN),
-)
-def test_what_is_exported_is_imported_again_unchanged(
-    messages: tuple[Message, ...], success: bool | None, score: float | None, names: tuple[str | None, ...]
-) -> None:
-    task, model, session = (name or None for name in names)
-    run = Trajectory(new_id(), "desk", messages, task=task, model=model, session=session, success=success, score=score)
-    (back,) = runs("openai", exporter.line(run).encode(), agent="desk")
-    assert (back.messages, back.success, back.score) == (run.messages, run.success, run.score)
-    assert (back.task, back.model, back.session) == (run.task, run.model, run.session)
-
-
 def calls_in(run: Trajectory) -> list[Any]:
     return [(c.id, c.name, c.arguments or c.raw_arguments) for m in run.messages for c in m.tool_calls]
 
@@ -224,7 +202,7 @@ def test_what_any_format_brought_in_goes_out_as_atif_and_comes_back(name: str) -
         # The format holds arguments as objects, so the spaces between them are not part of it.
         assert calls_in(back) == calls_in(run)
         assert (back.agent, back.tools, back.success, back.score) == (run.agent, run.tools, run.success, run.score)
-        assert (back.task, back.model, back.session) == (run.task, run.model, run.session or run.id)
+        assert (back.task, back.model, back.session) == (run.task, run.model, run.session)
 
 
 def test_tool_files_are_checked(tmp_path: Path) -> None:

@@ -56,10 +56,13 @@ class Containment:
 
 @functools.cache
 def containment() -> Containment:
-    """What this machine can enforce, found out by containing a process that then tries the forbidden."""
+    """What this machine can enforce, found out by containing a process that then tries the forbidden.
+
+    Raises SandboxError when no process could be started at all; that may be another time.
+    """
     try:
         process = RunnerProcess(Limits(), contained=True)
-    except (Refused, SandboxError) as error:
+    except Refused as error:
         return Containment(False, (), error.what)
     process.stop()
     return Containment(True, process.layers)
@@ -96,6 +99,11 @@ class ModuleFactory:
             weakref.WeakKeyDictionary()
         )
         self._closed = False
+        try:
+            # Once: every process of the factory runs the same code, whatever becomes of the file.
+            self._source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TraceError(f"the module cannot be read: {error}", where=str(path)) from error
         self._current = self._started()
 
     def __call__(self) -> SandboxedEnvironment:
@@ -129,7 +137,7 @@ class ModuleFactory:
     def _started(self) -> RunnerProcess:
         process = RunnerProcess(self._limits, contained=self._contained, where=str(self._path))
         try:
-            process.load(self._path, contained=self._contained)
+            process.load(self._path, self._source, contained=self._contained)
         except BaseException:
             process.stop()
             raise

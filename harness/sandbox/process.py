@@ -65,12 +65,9 @@ class RunnerProcess:
     def alive(self) -> bool:
         return not self._fault
 
-    def load(self, path: Path, *, contained: bool) -> None:
-        """Import the module at ``path``. A contained process gets its text and the text of the contract."""
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TraceError(f"the module cannot be read: {error}", where=str(path)) from error
+    def load(self, path: Path, source: str, *, contained: bool) -> None:
+        """Import the module ``source``. A contained process gets the text of the contract, too, and of ``path`` the
+        name alone."""
         fields: dict[str, Json] = {"name": f"environment_{path.stem}", "file": path.name, "source": source}
         if contained:
             fields["contract"] = Path(environment.__file__).read_text(encoding="utf-8")

@@ -79,10 +79,9 @@ WITHOUT_PRIVILEGE = """
 from harness.sandbox import runner
 runner._libc.prctl(24, 21, 0, 0, 0)
 """
-# Limits of whoever started the worker, lower than those of the sandbox.
+# A limit of whoever started the worker, lower than that of the sandbox.
 WITH_LIMITS = """
 import resource
-resource.setrlimit(resource.RLIMIT_CPU, (50, 50))
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
 """
 TRY = """
@@ -145,12 +144,12 @@ def test_the_doctor_says_what_contains(tmp_path: Path):
 
 
 def test_a_plain_process_has_the_hosts_imports_and_still_an_end(tmp_path: Path):
-    source = GOOD.replace('return "done"', "import os, pytest; return f'{pytest.__name__} {os.getpid()}'")
+    source = GOOD.replace('return "done"', "import os, iniconfig; return f'{iniconfig.__name__} {os.getpid()}'")
     make = open_module(written(tmp_path, source), allow_weaker=True)
     env = make()
     env.reset(1)
     name, pid = env.call("pull", {}).split()
-    assert name == "pytest"
+    assert name == "iniconfig"
     assert int(pid) != os.getpid()
     guard = make.pids[0]
     make.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ MIN_APPLICABLE = 5
 KEPT_SHARE = 0.8
 # An estimate beyond twenty times the runs there are would be a guess.
 MAX_SCALE = 20.0
+_ROUNDING = 1e-9
 # A bootstrap draws this many tasks' weights at once: bounds memory at about 100 MB.
 _WEIGHT_CELLS = 12_500_000
 
@@ -186,7 +188,7 @@ def _summary(totals: NDArray[np.float64], thresholds: Thresholds) -> _Draws:
         gaps = lf / (lf + pf) - ls / (ls + ps)
         stratified = np.where(weight > 1e-6, stratum / weight, np.nan)
     defined = gaps[np.isfinite(gaps)]
-    kept = float(np.mean(np.isfinite(gaps) & (gaps >= thresholds.gap) & (coverage >= thresholds.coverage)))
+    kept = float(np.mean(reaches(gaps, coverage, thresholds)))
     # One-sided, with the customary correction that never gives 0.
     p_value = float((np.sum(defined <= 0) + 1) / (len(defined) + 1)) if len(defined) else None
     return _Draws(
@@ -263,7 +265,18 @@ def _passes_kept(by_pass: NDArray[np.float64], failed: int, thresholds: Threshol
     with np.errstate(divide="ignore", invalid="ignore"):
         gaps = lf / (lf + pf) - ls / (ls + ps)
         coverage = lf / failed if failed else np.zeros_like(lf)
-    return int(np.sum(np.isfinite(gaps) & (gaps >= thresholds.gap) & (coverage >= thresholds.coverage)))
+    return int(np.sum(reaches(gaps, coverage, thresholds)))
+
+
+def reaches(gap: NDArray[np.float64] | float, coverage: NDArray[np.float64] | float, thresholds: Thresholds) -> Any:
+    """Whether a gap and a coverage (or which of many) reach both thresholds. 0.3 − 0.1 reaches 0.2 in spite of binary.
+
+    An undefined gap (NaN) reaches nothing.
+    """
+    with np.errstate(invalid="ignore"):
+        return (np.asarray(gap) >= thresholds.gap - _ROUNDING) & (
+            np.asarray(coverage) >= thresholds.coverage - _ROUNDING
+        )
 
 
 def gap_and_coverage(array: Labels, success: NDArray[np.bool_]) -> tuple[float | None, float]:

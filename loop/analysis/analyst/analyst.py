@@ -17,7 +17,7 @@ import structlog
 
 from loop.analysis.analyst.client import CachedClient, Client, Ledger
 from loop.analysis.analyst.transcript import render
-from loop.analysis.contrast import Labels, Thresholds, gap_and_coverage
+from loop.analysis.contrast import Labels, Thresholds, gap_and_coverage, reaches
 from loop.analysis.identity import SIMILAR, similarity
 from loop.analysis.labelling import CODES, Candidate, encode
 from loop.analysis.labels import NA, Detector, Label
@@ -241,7 +241,7 @@ def _is_open(rounds: Sequence[Sequence[Label | None]], success: np.ndarray, thre
     kept = 0
     for labels in rounds:
         gap, coverage = gap_and_coverage(encode([labels]), success)
-        kept += gap is not None and gap >= thresholds.gap and coverage >= thresholds.coverage
+        kept += gap is not None and bool(reaches(gap, coverage, thresholds))
     missed = len(rounds) - kept
     return kept < thresholds.passes_kept and missed <= thresholds.passes - thresholds.passes_kept
 

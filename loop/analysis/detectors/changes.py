@@ -11,6 +11,10 @@ from loop.analysis.values import is_wrong_kind
 from loop.analysis.view import Action, View
 
 
+def _lexicon(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def _was_looked_up(view: View, value: str, action: Action) -> bool:
     """Whether a tool showed this record before: it returned the value, or answered a look-up by it."""
     return view.was_returned(value, action.position) or any(
@@ -66,10 +70,30 @@ def _follow_through(view: View) -> Label:
     return Label("LACKING", step, view.last_agent_message, evidence)
 
 
+# Before a form in -ing these make a noun or a time of it: "my booking", "after booking".
+_NAMES_IT = _lexicon(
+    "a an the this that my your our his her their its original current existing new after before when since while"
+)
+# Before a form in -ed these ask for it: "I want it cancelled", "it has to be changed".
+_WANTS_IT = re.compile(r"\b(be|get|getting|want|need|like)( (it|this|that|them|these|those|my|the)( \w+)?)?\s*$")
+# Before the plain form these make an adjective of it: "is that correct?", "we are all set".
+_DESCRIBES = _lexicon("is are was were be been am all the that that's it's everything's looks seems")
+
+
 def _asks(text: str, verb: str) -> bool:
-    """Whether the verb occurs in one of its forms: book, booked, booking; cancel, cancelled; change, changing."""
+    """Whether the user asks for the verb: cancel, cancelling, "want it cancelled"; not "I booked" or "my booking"."""
     stem = verb.removesuffix("e")
-    return stem in text and re.search(rf"\b{re.escape(stem)}(e|s|es|ed|ing|\wed|\wing)?\b", text) is not None
+    if stem not in text:
+        return False
+    forms = re.finditer(rf"\b{re.escape(stem)}(e|s|es|ed|ing|\wed|\wing)?\b", text)
+    return any(_is_request(text[max(0, m.start() - 40) : m.start()], m[1] or "") for m in forms)
+
+
+def _is_request(before: str, ending: str) -> bool:
+    last = next(iter(re.findall(r"[\w']+", before.replace("’", "'"))[-1:]), "")
+    if ending.endswith("ed"):
+        return bool(_WANTS_IT.search(before))
+    return last not in (_NAMES_IT if ending.endswith("ing") else _DESCRIBES if ending in ("", "e") else ())
 
 
 def _recovery(view: View) -> Label:

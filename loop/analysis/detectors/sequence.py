@@ -8,7 +8,7 @@ that the other folds gave. Where they gave none the label is missing, which is n
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +22,8 @@ MIN_SUPPORT = 5
 MIN_CONFIDENCE = 2 / 3
 # How much likelier the first tool must make the second for an order to be more than a coincidence.
 MIN_LIFT = 0.1
+# Two rules are broken about equally often if one is at least this share of the other.
+ABOUT = 0.9
 FOLDS = 5
 Kind = Literal["before", "after"]
 
@@ -37,6 +39,11 @@ class Rule:
     @property
     def id(self) -> str:
         return f"sequence:{self.first}>{self.second}:{self.kind}"
+
+    @property
+    def given(self) -> str:
+        """The tool whose call makes the rule apply."""
+        return self.second if self.kind == "before" else self.first
 
     @property
     def needed(self) -> str:
@@ -95,54 +102,63 @@ def mine(successes: Iterable[Sequence[str]], failures: Iterable[Sequence[str]] =
     break: a rule that nobody breaks distinguishes nothing. "B after A" is dropped where A hardly makes B likelier, for
     example because every run calls A: then it only says that B is often called.
     """
-    held: Counter[Rule] = Counter()
-    applied: Counter[Rule] = Counter()
-    good = [list(names) for names in successes]
-    tools = Counter(tool for names in good for tool in set(names))
-    common = {tool for tool, count in tools.items() if count >= MIN_SUPPORT}
-    for names in good:
-        _count(names, common, applied, held)
-    kept = [
-        r
-        for r in held
-        if held[r] >= MIN_SUPPORT
-        and held[r] >= MIN_CONFIDENCE * applied[r]
-        and (r.kind == "before" or held[r] / applied[r] >= tools[r.second] / len(good) + MIN_LIFT)
-    ]
-    broken: Counter[Rule] = Counter()
-    total = 0
-    for names in failures:
-        total += 1
-        present = set(names)
-        for rule in kept:
-            if rule.second in present if rule.kind == "before" else rule.first in present:
-                broken[rule] += not _holds(rule, names)
-    if total:
-        kept = [r for r in kept if broken[r] >= max(2, 0.05 * total)]
-    # Where A is missing, it is missing before whatever else was called: one rule says it, the one that is broken most.
-    strongest: dict[tuple[Kind, str], Rule] = {}
+    good = [_Calls(names) for names in successes]
+    tools = Counter(tool for calls in good for tool in calls.first)
+    held: dict[Rule, int] = {}
+    apart: dict[Rule, float] = {}
+    for pair, spans in _kept(good).items():
+        rule = Rule(*pair)
+        applied = tools[rule.given]
+        enough = len(spans) >= max(MIN_SUPPORT, MIN_CONFIDENCE * applied)
+        if enough and (rule.kind == "before" or len(spans) / applied >= tools[rule.second] / len(good) + MIN_LIFT):
+            held[rule], apart[rule] = len(spans), sum(spans) / len(spans)
+    bad = [_Calls(names) for names in failures]
+    broken = {rule: sum(calls.breaks(rule) for calls in bad) for rule in held}
+    kept = [rule for rule in held if not bad or broken[rule] >= max(2, 0.05 * len(bad))]
+    # Where A is missing, it is missing before whatever else was called, and one rule says it: that of the nearest
+    # call, which A prepares, among those that are broken about as often as the one that is broken most.
+    by_needed: dict[tuple[Kind, str], list[Rule]] = {}
     for rule in sorted(kept, key=lambda r: (-broken[r], -held[r], r)):
-        strongest.setdefault((rule.kind, rule.needed), rule)
-    return list(strongest.values())[:limit]
+        by_needed.setdefault((rule.kind, rule.needed), []).append(rule)
+    chosen = [
+        min((r for r in rules if broken[r] >= ABOUT * broken[rules[0]]), key=lambda r: (apart[r], -held[r], r))
+        for rules in by_needed.values()
+    ]
+    return chosen[:limit]
 
 
-def _count(names: Sequence[str], common: set[str], applied: Counter[Rule], held: Counter[Rule]) -> None:
-    present = set(names) & common
-    for one in present:
-        for other in present | common:
-            if one == other:
-                continue
-            before, after = Rule("before", other, one), Rule("after", one, other)
-            applied[before] += 1
-            applied[after] += 1
-            held[before] += _holds(before, names)
-            held[after] += _holds(after, names)
+class _Calls:
+    """Where each tool is first and last called in a run."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        for index, name in enumerate(names):
+            self.first.setdefault(name, index)
+            self.last[name] = index
+
+    def breaks(self, rule: Rule) -> bool:
+        """Whether the rule applies to the run and is not kept."""
+        if rule.given not in self.first:
+            return False
+        if rule.kind == "before":
+            return self.first.get(rule.first, self.first[rule.second]) >= self.first[rule.second]
+        return self.last.get(rule.second, -1) <= self.first[rule.first]
 
 
-def _holds(rule: Rule, names: Sequence[str]) -> bool:
-    if rule.kind == "before":
-        return rule.first in names[: names.index(rule.second)]
-    return rule.second in names[names.index(rule.first) + 1 :]
+def _kept(runs: Iterable[_Calls]) -> dict[tuple[Kind, str, str], list[int]]:
+    """For every order that some run keeps: how many calls apart the two tools are, in each run that keeps it."""
+    found: dict[tuple[Kind, str, str], list[int]] = defaultdict(list)
+    for calls in runs:
+        for one, start in calls.first.items():
+            for other in calls.first:
+                if one == other:
+                    continue
+                if start < calls.first[other]:
+                    found["before", one, other].append(calls.first[other] - start)
+                if start < calls.last[other]:
+                    found["after", one, other].append(calls.last[other] - start)
+    return found
 
 
 def cross_fit(

@@ -204,3 +204,10 @@ def test_what_contains_a_lack_is_told_from_what_is_lacking_everywhere() -> None:
     assert contained(outer, outer, success) == (1.0, 0.0)
     assert contained(inner, everywhere, success) == (1.0, 1.0)
     assert contained(np.zeros_like(inner), outer, success) == (0.0, 0.5)
+
+
+def test_a_gap_of_exactly_the_threshold_reaches_it() -> None:
+    """3/10 - 1/10 is less than 0.2 in binary."""
+    codes = [LACKING] * 3 + [PRESENT] * 7 + [LACKING] + [PRESENT] * 9
+    found = one([codes] * 10, [False] * 10 + [True] * 10)
+    assert found.passes_kept == 10

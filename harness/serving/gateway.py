@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from harness.router import BASE
-from harness.serving.policy import Decision, Policy
+from harness.serving.policy import Decision, Policy, policy_label
 from storage.errors import TraceError
 
 log = structlog.get_logger()
@@ -238,7 +238,7 @@ class Gateway:
 
     def _fell_back(self, decision: Decision) -> str:
         log.warning("served by base instead", label=decision.label)
-        return f"{decision.version}/{BASE}!fallback"
+        return policy_label(decision.version, f"{BASE}!fallback")
 
     async def _is_served(self, name: str) -> bool:
         """Whether the upstream serves ``name``. Asks when it isn't known, at most once a second for each name."""

@@ -11,6 +11,16 @@ from harness.router import BASE, Route, Router
 Kind = Literal["base", "adapter", "hint", "mixture"]
 
 
+def policy_label(version: str, route: str) -> str:
+    """What a run is recorded under: ``version/route``. A route is an arm, a mixture, or what was served instead."""
+    return f"{version}/{route}"
+
+
+def version_of(label: str) -> str:
+    """The policy's version in a label that `policy_label` wrote. Versions have no slash, routes may."""
+    return label.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to serve a task.
@@ -66,7 +76,7 @@ class Decision:
     @property
     def label(self) -> str:
         """What the gateway's answers carry."""
-        return f"{self.version}/{self.arm}"
+        return policy_label(self.version, self.arm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,8 @@ class Policy:
     forced: str | None = None
 
     def __post_init__(self) -> None:
+        if "/" in self.version:
+            raise ValueError(f"policy {self.version!r}: a version has no slash")
         names = [arm.name for arm in self.arms]
         if len(set(names)) != len(names):
             raise ValueError(f"policy {self.version}: two arms have the same name")

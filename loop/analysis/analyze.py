@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from harness.serving.policy import version_of
 from loop.analysis.contrast import LACKING, Thresholds, contrast
-from loop.analysis.detectors import DETECTORS
+from loop.analysis.detectors import DETECTORS, registered
 from loop.analysis.findings import Finding, merge
 from loop.analysis.labelling import label_runs, task_of
 from loop.analysis.labels import Detector
@@ -109,7 +110,7 @@ def analyze(
     model: str | None = None,
     policy: str | None = None,
     version: str | None = None,
-    detectors: Sequence[Detector] = DETECTORS,
+    detectors: Sequence[Detector] | None = None,
     analyst: Analyst | None = None,
     seed: int = 0,
     save: bool = True,
@@ -117,11 +118,13 @@ def analyze(
     """Analyse an agent's runs in the database and, unless ``save`` is False, keep what was found in one transaction.
 
     ``model``, ``policy`` and ``version`` restrict the runs; of those that are left, the group of one model, policy
-    and version with most known outcomes is contrasted. ``analyst``: a model that labels beside the detectors.
-    Raises TraceError for an agent that has no runs, and for an analyst that cannot go on; then nothing is kept.
+    and version with most known outcomes is contrasted. ``detectors``: all that are registered, unless given.
+    ``analyst``: a model that labels beside the detectors. Raises TraceError for an agent that has no runs, and
+    for an analyst that cannot go on; then nothing is kept.
     """
     from loop.analysis import history
 
+    detectors = registered() if detectors is None else detectors
     runs = list(load(db, agent=agent))
     if not runs:
         known = history.agents(db)
@@ -134,7 +137,7 @@ def analyze(
         run
         for run in runs
         if (model is None or run.model == model)
-        and (policy is None or policy in (run.policy, _version(run.policy)))
+        and (policy is None or policy in (run.policy, _policy_of(run)))
         and (version is None or run.version == version)
     ]
     if not wanted:
@@ -155,9 +158,13 @@ def analyze_runs(
     thresholds: Thresholds | None = None,
     detectors: Sequence[Detector] = DETECTORS,
     analyst: Analyst | None = None,
+    rules: bool = True,
     seed: int = 0,
 ) -> AnalysisReport:
-    """The same on trajectories in memory; pure without an analyst. Ids of findings are those of their detectors."""
+    """The same on trajectories in memory; pure without an analyst. Ids of findings are those of their detectors.
+
+    ``rules``: whether sequence rules are mined from these runs too.
+    """
     thresholds = thresholds or Thresholds()
     everything = list(runs)
     references = [run for run in everything if run.reference]
@@ -170,7 +177,7 @@ def analyze_runs(
     # References may come from a stronger model and another prompt; only those with the same tools show an order.
     names = {_tool_names(run) for run in usable}
     alike = [run for run in references if not run.tools or _tool_names(run) in names]
-    candidates = label_runs(usable, detectors, alike, books=books)
+    candidates = label_runs(usable, detectors, alike, rules=rules, books=books)
     success = np.array([bool(run.success) for run in usable], dtype=bool)
     notes = _notes(usable, mine, group, others)
     if analyst is not None and usable:
@@ -209,7 +216,7 @@ def _choose_group(runs: Sequence[Trajectory]) -> tuple[Group, tuple[tuple[Group,
     """The group with most known outcomes; of equally large ones the most recent."""
     groups: dict[Group, list[Trajectory]] = defaultdict(list)
     for run in runs:
-        groups[Group(run.model, _version(run.policy), run.version)].append(run)
+        groups[Group(run.model, _policy_of(run), run.version)].append(run)
     if not groups:
         return Group(None, None, None), (), []
 
@@ -222,9 +229,8 @@ def _choose_group(runs: Sequence[Trajectory]) -> tuple[Group, tuple[tuple[Group,
     return chosen, tuple((group, len(rest)) for group, rest in ordered[1:]), members
 
 
-def _version(label: str | None) -> str | None:
-    """The policy's version in what the gateway says of a request: ``version/route``."""
-    return label.partition("/")[0] if label else label
+def _policy_of(run: Trajectory) -> str | None:
+    return version_of(run.policy) if run.policy else None
 
 
 def _order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +32,22 @@ def proposals(db: Database, agent: str) -> list[Proposal]:
 
 
 def keep(db: Database, report: AnalysisReport) -> AnalysisReport:
-    """Store an analysis with its labels, in one transaction. Returns it with the ids that it got."""
+    """Store an analysis with its labels, in one transaction. Returns it with the ids that it got.
+
+    An analysis that says of the same runs what the agent's latest one said is that one, and is not stored again: it
+    adds nothing to the history, and a cycle that was killed after storing it finds it when it resumes.
+    """
     with db.transaction() as session:
+        found = session.exec(select(tables.Capability).where(tables.Capability.agent == report.agent))
+        rows = {row.id: row for row in found}
+        findings, new = _named(report, rows)
+        latest = _latest(session, report.agent)
+        if latest is not None and not new:
+            again = replace(report, findings=findings, analysis=latest.id)
+            if _says(latest.report) == _says(again.to_json()) and _runs_of(session, latest, findings) == {
+                run.id for run in report.runs
+            }:
+                return again
         analysis = tables.Analysis(
             agent=report.agent,
             model=report.group.model,
@@ -49,41 +64,76 @@ def keep(db: Database, report: AnalysisReport) -> AnalysisReport:
             reference=report.counts["reference"],
             harness_problems=[p.to_json() for p in report.problems],
         )
-        session.add(analysis)
-        rows = {r.id: r for r in session.exec(select(tables.Capability).where(tables.Capability.agent == report.agent))}
-        known = [Known(r.id, r.name, r.description, r.detector) for r in rows.values()]
-        findings: list[Finding] = []
-        renamed: dict[str, str] = {}
-        new_labels: list[tables.Label] = []
-        for finding in report.findings:
-            detector = finding.candidate.detector
-            found = match(detector.name, detector.description, finding.candidate.detector_id, known)
-            if found is None:
-                row = tables.Capability(
-                    agent=report.agent,
-                    name=detector.name,
-                    description=detector.description,
-                    source="llm" if finding.candidate.source == "llm" else "detector",
-                    detector=finding.candidate.detector_id,
-                )
-                session.add(row)
-                rows[row.id] = row
-                found = Known(row.id, row.name, row.description, row.detector)
-            renamed[finding.id] = found.id
-            rows[found.id].state = _next_state(rows[found.id].state, finding.contrast.selected)
-            findings.append(replace(finding, id=found.id))
-            new_labels += _labels(analysis.id, found.id, finding, report)
-        findings = [replace(f, merged_into=renamed.get(f.merged_into or "", f.merged_into)) for f in findings]
-        kept = replace(report, findings=tuple(findings), analysis=analysis.id)
         # Parents first: rows are told apart by foreign keys, and the unit of work does not sort what has no relation.
+        session.add_all([analysis, *new])
+        rows |= {row.id: row for row in new}
+        for finding in findings:
+            rows[finding.id].state = _next_state(rows[finding.id].state, finding.contrast.selected)
         session.flush()
+        kept = replace(report, findings=findings, analysis=analysis.id)
         document = kept.to_json()
         session.add_all(_observation(analysis.id, row) for row in document["capabilities"])
-        session.add_all(new_labels)
+        session.add_all(label for finding in findings for label in _labels(analysis.id, finding, report))
         analysis.report = document
         analysis.ended_at = time.time()
         analysis.state = "done"
     return kept
+
+
+def _named(
+    report: AnalysisReport, rows: Mapping[str, tables.Capability]
+) -> tuple[tuple[Finding, ...], list[tables.Capability]]:
+    """The findings under the ids of the capabilities that they are, and the capabilities that are new."""
+    known = {row.id: Known(row.id, row.name, row.description, row.detector) for row in rows.values()}
+    names = {row.name for row in rows.values()}
+    renamed: dict[str, str] = {}
+    new: list[tables.Capability] = []
+    # Detectors first: where a model names its own alike, theirs keeps the plain name.
+    for finding in sorted(report.findings, key=lambda f: f.candidate.source == "llm"):
+        detector = finding.candidate.detector
+        # No two findings of one analysis are the same capability, whatever a model calls its own.
+        own = finding.candidate.detector_id
+        free = [k for k in known.values() if k.detector in (None, own) and k.id not in renamed.values()]
+        found = match(detector.name, detector.description, own, free)
+        if found is None:
+            name = detector.name if detector.name not in names else f"{detector.name} ({finding.candidate.source})"
+            names.add(name)
+            row = tables.Capability(
+                agent=report.agent,
+                name=name,
+                description=detector.description,
+                source="llm" if finding.candidate.source == "llm" else "detector",
+                detector=own,
+            )
+            new.append(row)
+            found = Known(row.id, row.name, row.description, row.detector)
+        renamed[finding.id] = found.id
+    findings = tuple(
+        replace(f, id=renamed[f.id], merged_into=renamed.get(f.merged_into or "", f.merged_into))
+        for f in report.findings
+    )
+    return findings, new
+
+
+def _latest(session: Any, agent: str) -> tables.Analysis | None:
+    query = select(tables.Analysis).where(tables.Analysis.agent == agent, tables.Analysis.state == "done")
+    return session.exec(query.order_by(col(tables.Analysis.started_at).desc()).limit(1)).first()
+
+
+def _says(document: Any) -> Any:
+    """What a report claims, without its own id and without notes, which tell what it took."""
+    return {key: value for key, value in json.loads(json.dumps(document)).items() if key not in ("analysis", "notes")}
+
+
+def _runs_of(session: Any, analysis: tables.Analysis, findings: Sequence[Finding]) -> set[str]:
+    """The runs that an analysis labelled; any capability tells, because each labels all."""
+    if not findings:
+        return set()
+    label = tables.Label
+    query = select(label.trajectory).where(
+        label.analysis == analysis.id, label.capability == findings[0].id, label.pass_number == 0
+    )
+    return set(session.exec(query))
 
 
 def _next_state(state: str, selected: bool) -> str:
@@ -93,11 +143,11 @@ def _next_state(state: str, selected: bool) -> str:
     return "candidate" if state == "selected" else state
 
 
-def _labels(analysis: str, capability: str, finding: Finding, report: AnalysisReport) -> list[tables.Label]:
+def _labels(analysis: str, finding: Finding, report: AnalysisReport) -> list[tables.Label]:
     return [
         tables.Label(
             analysis=analysis,
-            capability=capability,
+            capability=finding.id,
             trajectory=run.id,
             value=None if label is None else label.value,
             pass_number=number,
@@ -161,31 +211,37 @@ def find(db: Database, key: str, agent: str | None = None) -> tables.Capability:
 
 
 def show(db: Database, capability: tables.Capability) -> dict[str, Any]:
-    """One capability with its history: what each analysis measured, and its adapters on the same time axis."""
+    """One capability with its history: what analyses measured, its adapters, what was decided, and when they served.
+
+    Everything is an event with ``at`` (seconds since the epoch), oldest first.
+    """
     with db.session() as session:
         observations = _observations(session, capability.id)
-        adapters = session.exec(
-            select(tables.Adapter)
-            .where(tables.Adapter.capability == capability.id)
-            .order_by(col(tables.Adapter.version))
-        )
         events: list[dict[str, Any]] = [_event(analysis, observation) for analysis, observation in observations]
+        query = select(tables.Adapter).where(tables.Adapter.capability == capability.id)
+        adapters = list(session.exec(query.order_by(col(tables.Adapter.version))))
         for adapter in adapters:
             served = f"{adapter.name}@{adapter.version}"
             events.append({"event": "adapter", "at": adapter.created_at, "adapter": served, "state": adapter.state})
             decisions = session.exec(select(tables.GateDecision).where(tables.GateDecision.adapter == adapter.id))
-            events += [
-                {
-                    "event": "gate",
-                    "at": d.at,
-                    "adapter": served,
-                    "verdict": d.verdict,
-                    "gain": d.gain,
-                    "reason": d.reason,
-                }
-                for d in decisions
-            ]
+            events += [_decision(decision, served) for decision in decisions]
+        if adapters:
+            names = {f"{adapter.name}@{adapter.version}" for adapter in adapters}
+            promoted = session.exec(select(tables.Policy).where(col(tables.Policy.activated_at).is_not(None)))
+            events += [_promotion(policy, names) for policy in promoted if names.intersection(policy.adapters or ())]
     return _row(capability, observations) | {"history": sorted(events, key=lambda e: e["at"])}
+
+
+def _decision(decision: tables.GateDecision, served: str) -> dict[str, Any]:
+    values = {"verdict": decision.verdict, "gain": decision.gain, "reason": decision.reason}
+    return {"event": "gate", "at": decision.at, "adapter": served} | values
+
+
+def _promotion(policy: tables.Policy, names: set[str]) -> dict[str, Any]:
+    """``names``: the adapters as they are served."""
+    adapters = [name for name in policy.adapters if name in names]
+    values = {"policy": policy.version, "state": policy.state, "adapters": adapters}
+    return {"event": "promotion", "at": policy.activated_at} | values
 
 
 Observed = tuple[tables.Analysis, tables.CapabilityObservation]

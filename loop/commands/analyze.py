@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 def analyze(
     agent: str = typer.Option(..., "--agent", help="The agent's name."),
-    passes: int = typer.Option(
-        10, "--passes", min=1, help="Passes that a verdict is counted over; 8 of 10 must agree."
+    passes: int = typer.Option(10, "--passes", min=1, help="Passes that a verdict is counted over."),
+    passes_kept: int | None = typer.Option(
+        None, "--passes-kept", min=1, help="Passes that must reach both thresholds; 80 % by default."
     ),
     gap: float = typer.Option(0.20, "--gap", min=0.0, max=1.0, help="Least contrastive gap."),
     coverage: float = typer.Option(0.10, "--coverage", min=0.0, max=1.0, help="Least share of failures."),
@@ -37,11 +39,16 @@ def analyze(
     from loop.analysis.analyze import analyze as run_analysis
     from loop.analysis.contrast import Thresholds
 
+    if passes_kept is not None and passes_kept > passes:
+        raise typer.BadParameter(f"{passes_kept} of {passes} passes cannot be kept", param_hint="--passes-kept")
+    thresholds = Thresholds.of(gap, coverage, passes)
+    if passes_kept is not None:
+        thresholds = replace(thresholds, passes_kept=passes_kept)
     with database() as db:
         report = run_analysis(
             db,
             agent,
-            thresholds=Thresholds.of(gap, coverage, passes),
+            thresholds=thresholds,
             model=model,
             policy=policy,
             version=version,

@@ -43,7 +43,7 @@ def show(
     agent: str | None = _AGENT,
     as_json: bool = _JSON,
 ) -> None:
-    """One capability: gap and coverage over time, with adapters and gate decisions on the same axis."""
+    """One capability: gap and coverage over time, with adapters, decisions and promotions on the same axis."""
     from loop.analysis import history
 
     with database() as db:
@@ -64,6 +64,8 @@ def _describe(event: dict[str, Any]) -> str:
         return f"gap {_rate(event['gap'])}{interval}, coverage {_rate(event['coverage'])}, {verdict}  {of}".rstrip()
     if event["event"] == "adapter":
         return f"adapter {event['adapter']} trained, {event['state']}"
+    if event["event"] == "promotion":
+        return f"policy {event['policy']} with {', '.join(event['adapters'])} began to serve; now {event['state']}"
     return f"gate: {event['adapter']} {event['verdict']}: {event['reason']}"
 
 

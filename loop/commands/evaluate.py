@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -26,6 +26,7 @@ def evaluate(
     target_python: str = typer.Option(sys.executable, help="Python of the target's environment."),
     model: Path = typer.Option(Path(), help="Folder of the served base model."),
     split: str = typer.Option("report", help="train, gate or report."),
+    capability: str | None = typer.Option(None, "--capability", help="Also: how far each arm lacks this capability."),
     tasks: int = typer.Option(40, min=1, help="How many tasks of the split."),
     as_json: bool = typer.Option(False, "--json", help="One JSON document on stdout."),
 ) -> None:
@@ -37,6 +38,7 @@ def evaluate(
         raise typer.BadParameter("give --agent, --target and --model, or --report")
     if split not in ("train", "gate", "report"):
         raise typer.BadParameter(f"{split!r} is not train, gate or report", param_hint="--split")
+    from loop.analysis import history, served
     from loop.cycle.settings import CycleSettings
     from loop.cycle.workbench import evaluate_serving
 
@@ -45,13 +47,21 @@ def evaluate(
         agent=agent, model=model, target=target, target_cwd=target_cwd, target_python=target_python
     )
     opened = database()
+    wanted = history.find(opened, capability, agent) if capability else None
+    if wanted is not None:
+        served.detector_of(wanted)  # what cannot be measured is said before anything runs
     results = evaluate_serving(opened, home(), settings, cast("Split", split), tasks, progress.say, progress.step)
+    lacks = {r.arm: served.lack(opened, wanted, r.evaluation) for r in results} if wanted is not None else {}
     if as_json:
-        print(json.dumps({"split": split, "arms": {r.arm: r.summary() for r in results}}, indent=2))
+        document: dict[str, Any] = {"split": split, "arms": {r.arm: r.summary() for r in results}}
+        print(json.dumps(document | ({"capability": lacks} if lacks else {}), indent=2))
         return
     for result in results:
         low, high = result.ci
         print(f"{result.arm:<10} {result.successes}/{result.n} solved, {result.success:.0%} ({low:.0%} – {high:.0%})")
+    for arm, row in lacks.items():
+        gap = f"gap {row['gap']:.2f}" if row["gap"] is not None else "no gap"
+        print(f"{arm:<10} {row['name']}: {gap}, coverage {row['coverage']:.2f}; {row['reason']}")
 
 
 def _report(cycle: str, as_json: bool) -> None:

@@ -34,8 +34,9 @@ class Scripted:
 
     model = "scripted"
 
-    def __init__(self, *, step: object = 0, garbage_until: int = 0, price: float = 0.0) -> None:
+    def __init__(self, *, step: object = 0, garbage_until: int = 0, price: float = 0.0, name: str = NAME) -> None:
         self.prompts: list[str] = []
+        self.name = name
         self.step = step
         self.garbage_until = garbage_until
         self.price = price
@@ -48,7 +49,9 @@ class Scripted:
         if len(self.prompts) <= self.garbage_until:
             return Reply("I would rather not say.", 10, 5, self.price)
         if "Propose capabilities" in system:
-            rows = [{"name": NAME, "description": "Finds the customer before acting.", "hint": "Find the customer."}]
+            rows = [
+                {"name": self.name, "description": "Finds the customer before acting.", "hint": "Find the customer."}
+            ]
             return Reply("```json\n" + json.dumps({"capabilities": rows}) + "\n```", 10, 5, self.price)
         asked = re.findall(r"^(c\d+) ", user, re.M)
         lacking = "call cancel_bouquet" in user and "call find_bouquets" not in user
@@ -151,6 +154,7 @@ def test_history_keeps_every_pass_and_the_next_analysis_labels_it_again(tmp_path
         first = analyze(db, "florist", analyst=Analyst(Scripted(), tmp_path / "a"))
         found = next(f for f in first.findings if f.candidate.source == "llm")
         known = history.proposals(db, "florist")
+        save(db, florist(20, seed=3), "import:more")
         assert [p.name for p in known] == [NAME]
         again = analyze(db, "florist", analyst=Analyst(Scripted(), tmp_path / "b", known=known))
         assert next(f for f in again.findings if f.candidate.source == "llm").id == found.id
@@ -172,41 +176,83 @@ def test_a_provider_without_a_key_is_a_clear_error(monkeypatch: pytest.MonkeyPat
     assert "OPENAI_API_KEY" in raised.value.where
 
 
+class Provider(HTTPServer):
+    """An OpenAI-compatible server on loopback. ``refusals``: what it answers first, as (status, headers)."""
+
+    def __init__(self, *refusals: tuple[int, dict[str, str]]) -> None:
+        self.asked: list[dict[str, object]] = []
+        self.refusals = list(refusals)
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def __enter__(self) -> Provider:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Provider
+
+    def do_POST(self) -> None:
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        status, headers = self.server.refusals.pop(0) if self.server.refusals else (200, {})
+        message = {"role": "assistant", "content": '{"capabilities": []}'}
+        body = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+        }
+        data = json.dumps(body if status == 200 else {"error": {"message": "slow down"}}).encode()
+        self.send_response(status)
+        for name, value in {**headers, "content-type": "application/json", "content-length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def ask(provider: Provider, folder: Path) -> Analyst:
+    """An analyst that has read one run through LiteLLM."""
+    analyst = Analyst(LiteLLMClient("openai/local", api_base=provider.base), folder)
+    run = play(Shop(1), [Act(text="Hello.")], success=False)
+    assert analyst.candidates([View.of(run)], np.array([False]), Thresholds()) == []
+    return analyst
+
+
 def test_litellm_reaches_a_server_of_ones_own(tmp_path: Path) -> None:
-    asked: list[dict[str, object]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            message = {"role": "assistant", "content": '{"capabilities": []}'}
-            body = {
-                "id": "1",
-                "object": "chat.completion",
-                "created": 0,
-                "model": "m",
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
-            }
-            data = json.dumps(body).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        client = LiteLLMClient("openai/local", api_base=f"http://127.0.0.1:{server.server_port}/v1")
-        analyst = Analyst(client, tmp_path)
-        shop = Shop(1)
-        run = play(shop, [Act(text="Hello.")], success=False)
-        assert analyst.candidates([View.of(run)], np.array([False]), Thresholds()) == []
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert len(asked) == 1
+    with Provider() as provider:
+        analyst = ask(provider, tmp_path)
+    assert len(provider.asked) == 1
     assert analyst.ledger.prompt_tokens == 7
+
+
+def test_a_rate_limit_is_waited_for_as_long_as_the_provider_says(tmp_path: Path) -> None:
+    with Provider(*[(429, {"retry-after": "0"})] * 4) as provider:
+        analyst = ask(provider, tmp_path)
+    assert len(provider.asked) == 5
+    assert analyst.ledger.calls == 1
+
+
+def test_a_refusal_that_no_retry_mends_is_a_clear_error(tmp_path: Path) -> None:
+    with Provider((401, {})) as provider, pytest.raises(TraceError, match="did not answer"):
+        ask(provider, tmp_path)
+    assert len(provider.asked) == 1
+
+
+def test_what_is_set_aside_for_a_call_covers_any_script() -> None:
+    client = LiteLLMClient("gpt-4o-mini", api_base="http://127.0.0.1:9/v1")
+    words = "機場" * 100
+    price = client.worst_cost("", "x" * 1000) - client.worst_cost("", "x" * 100)
+    assert client.worst_cost("", words) - client.worst_cost("", "") == pytest.approx(price / 900 * len(words.encode()))

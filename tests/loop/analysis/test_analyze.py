@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
 import typer
 
 from harness.environment import Act
+from harness.serving.policy import policy_label
 from loop.analysis import history
 from loop.analysis.analyze import analyze, analyze_runs, lacking_runs
+from loop.analysis.contrast import Thresholds
 from loop.analysis.identity import Known, match
 from loop.commands.analyze import render
 from storage.database import Database, open_database
@@ -120,8 +123,11 @@ def test_models_are_never_mixed_and_it_is_said_which_was_analysed() -> None:
 
 
 def test_the_routes_of_one_policy_are_contrasted_together_and_apart_from_the_next_policy() -> None:
-    routed = [dataclasses.replace(run, policy=f"1/{('base', 'lookup@1')[n % 2]}") for n, run in enumerate(florist(150))]
-    later = [dataclasses.replace(run, policy="2/base") for run in florist(60, seed=1, start=9000.0)]
+    routed = [
+        dataclasses.replace(run, policy=policy_label("1", ("base", "lookup@1", "a@1+b/2")[n % 3]))
+        for n, run in enumerate(florist(150))
+    ]
+    later = [dataclasses.replace(run, policy=policy_label("2", "base")) for run in florist(60, seed=1, start=9000.0)]
     report = analyze_runs("florist", [*routed, *later])
     assert report.group.policy == "1"
     assert len(report.runs) + report.counts["excluded"] == 210
@@ -185,6 +191,99 @@ def test_history_goes_on_under_one_name(db: Database) -> None:
         history.find(db, "juggling")
 
 
+def test_the_same_analysis_again_is_not_a_second_one(db: Database) -> None:
+    """As after a kill between storing an analysis and noting that it was stored."""
+    save(db, florist(), "import:test")
+    first = analyze(db, "florist")
+    again = analyze(db, "florist")
+    assert again.analysis == first.analysis
+    assert again.to_json() == first.to_json()
+    assert len(history.show(db, history.find(db, "lookup_before_change"))["history"]) == 1
+    save(db, [dataclasses.replace(run, id=f"late-{run.id}") for run in florist(20, seed=7)], "import:more")
+    assert analyze(db, "florist").analysis != first.analysis
+    stricter = analyze(db, "florist", thresholds=Thresholds.of(gap=0.9))
+    assert len(history.show(db, history.find(db, "lookup_before_change"))["history"]) == 3
+    assert stricter.thresholds.gap == 0.9
+
+
+def test_adapters_decisions_and_promotions_stand_between_the_analyses(db: Database) -> None:
+    from storage import tables
+
+    save(db, florist(), "import:test")
+    analyze(db, "florist")
+    capability = history.find(db, "lookup_before_change")
+    now = time.time()
+    with db.transaction() as session:
+        adapter = tables.Adapter(
+            name="lookup", version=1, capability=capability.id, path="x", sha256="0", base="b", created_at=now + 10
+        )
+        session.add(adapter)
+        session.flush()
+        session.add(tables.GateDecision(adapter=adapter.id, verdict="promote", reason="wins", at=now + 20))
+        for version, names, at in ((1, ["lookup@1"], now + 30), (2, ["other@1"], now + 40), (3, ["lookup@1"], None)):
+            session.add(tables.Policy(version=version, base="b", adapters=names, activated_at=at))
+    save(db, florist(60, seed=3), "import:more")
+    shown = history.show(db, capability)
+    assert [event["event"] for event in shown["history"]] == ["analysis", "adapter", "gate", "promotion"]
+    assert shown["history"][-1]["adapters"] == ["lookup@1"]
+
+
+def test_a_model_that_names_its_finding_like_a_detector_gets_one_of_its_own(db: Database, tmp_path: Path) -> None:
+    from loop.analysis.analyst import Analyst
+    from tests.loop.analysis.test_analyst import Scripted
+
+    save(db, florist(60), "import:test")
+    for number in range(2):
+        client = Scripted(name="Look-up before a change")
+        analyze(db, "florist", analyst=Analyst(client, tmp_path / str(number), known=history.proposals(db, "florist")))
+        save(db, florist(20, seed=number + 5), f"import:{number}")
+    sources = {row["source"]: row for row in history.capabilities(db) if row["name"].startswith("Look-up before")}
+    assert sources.keys() == {"detector", "llm"}
+    assert all(row["analyses"] == 2 for row in sources.values())
+
+
+def test_a_served_model_is_asked_whether_it_has_the_lack_too(db: Database) -> None:
+    from loop.analysis import served
+    from storage import tables
+
+    save(db, florist(), "import:test")
+    analyze(db, "florist")
+    capability = history.find(db, "lookup_before_change")
+    # The served model always looks first, and fails for other reasons.
+    runs: list[Trajectory] = []
+    for index in range(40):
+        shop = Shop(9000 + index)
+        runs.append(play(shop, shop.reference(), id=f"served{index}", model="small", policy="measured-1/base"))
+    save(db, runs, "import:served")
+    with db.transaction() as session:
+        session.add(tables.Evaluation(id="e", arm="base", split="gate", policy="p", model="small"))
+        session.flush()
+        for index, run in enumerate(runs):
+            episode = tables.EvaluationEpisode(
+                evaluation="e", task=str(index), trajectory=run.id, success=index % 2 == 0
+            )
+            session.add(episode)
+    row = served.lack(db, capability, "e")
+    assert row["id"] == capability.id
+    assert (row["gap"], row["coverage"], row["selected"]) == (0.0, 0.0, False)
+    assert row["trajectories"]["failed"] == row["trajectories"]["succeeded"] == 20
+    with pytest.raises(TraceError, match="were not recorded"):
+        served.lack(db, capability, "none")
+
+
+def test_what_cannot_be_measured_is_said_before_anything_is_started(home: Path) -> None:
+    from typer.testing import CliRunner
+
+    from loop.commands.app import app
+
+    with open_database(home=home) as opened:
+        save(opened, florist(), "import:test")
+    options = ["--agent", "florist", "--target", "a:b", "--model", str(home), "--capability", "juggling"]
+    done = CliRunner().invoke(app, ["evaluate", *options])
+    assert isinstance(done.exception, TraceError)
+    assert "juggling" in str(done.exception)
+
+
 def test_labels_are_kept_with_their_evidence(db: Database) -> None:
     from sqlmodel import col, select
 
@@ -232,5 +331,8 @@ def test_the_command_prints_one_json_document_and_history_lists_it(
     shown = runner.invoke(app, ["capabilities", "show", listed[0]["id"]])
     assert "selected" in shown.stdout
     assert runner.invoke(app, ["analyze", "--agent", "florist", "--bogus"]).exit_code == 2
+    assert runner.invoke(app, ["analyze", "--agent", "florist", "--passes", "5", "--passes-kept", "6"]).exit_code == 2
+    kept = runner.invoke(app, ["analyze", "--agent", "florist", "--passes-kept", "10", "--json"])
+    assert json.loads(kept.stdout)["thresholds"]["passes_kept"] == 10
     failed = runner.invoke(app, ["analyze", "--agent", "baker"])
     assert isinstance(failed.exception, TraceError | typer.Exit)

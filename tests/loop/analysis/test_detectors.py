@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from harness.environment import Act
 from harness.tool_kinds import is_error, is_write
-from loop.analysis.detectors import DETECTORS, find
+from loop.analysis.detectors import DETECTORS, find, registered
 from loop.analysis.detectors.sequence import Rule, cross_fit, fold_of, mine
 from loop.analysis.labels import Detector, LapseContext, is_valid
 from loop.analysis.view import View
+from storage.errors import TraceError
 from storage.trajectory import Message, ToolCall, Trajectory
 from tests.loop.analysis.shop import TOOLS, Shop, play
 
@@ -235,3 +237,71 @@ def test_a_run_is_never_labelled_by_a_rule_from_its_own_fold() -> None:
     assert not cross_fit(lonely + [(f"f{i}", False, ["act"]) for i in range(60)]).get(rule, lambda _: False)(
         lonely[0][0]
     )
+
+
+def test_a_rule_names_the_call_that_the_missing_one_prepares() -> None:
+    """Whatever else comes later is also called without it, and equally often."""
+    good = [["start", "quote", "sign", "audit"]] * 10
+    rules = mine(good, [["start", "sign", "audit"]] * 10)
+    assert [rule for rule in rules if rule.needed == "quote" and rule.kind == "before"] == [
+        Rule("before", "quote", "sign")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("Please cancel my tulips.", "LACKING"),
+        ("I'd like my tulips to be cancelled.", "LACKING"),
+        ("Can you help me with cancelling the tulips?", "LACKING"),
+        ("I'd like to make a change to my delivery.", "LACKING"),
+        ("My tulips were cancelled, is that correct? Who did it?", "NA"),
+        ("Where do I see what the shop cancelled, and are we all set?", "NA"),
+        ("What is the weather like?", "NA"),
+    ],
+)
+def test_a_change_is_asked_for_not_merely_mentioned(said: str, value: str) -> None:
+    shop = Shop(1)
+    shop.request = said
+    assert label("follow_through", play(shop, [Act(text="I see.")])) == value
+
+
+def install(folder: Path, value: str) -> None:
+    """What an installed package leaves behind that registers a detector."""
+    (folder / "florist_detectors.py").write_text(
+        "from loop.analysis.labels import Detector, Label\n"
+        "POLITE = Detector('polite', 'Politeness', 'Says please.', 'Say please.',\n"
+        "                  lambda view: Label('PRESENT'), lambda acts, context: None)\n"
+        "NUMBER = 3\n"
+    )
+    info = folder / "florist_detectors-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: florist-detectors\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[trace_sdk.detectors]\npolite = {value}\n")
+
+
+def test_a_team_registers_a_detector_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "florist_detectors:POLITE")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert registered() == (*DETECTORS, find("polite"))
+    shop = Shop(1)
+    found = registered()[-1]
+    assert found.label(play(shop, shop.reference())).value == "PRESENT"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("florist_detectors:NUMBER", "int, no detector"),
+        ("florist_detectors:NOTHING", "cannot be loaded"),
+        ("loop.analysis.detectors.calls:GROUNDED", "already"),
+    ],
+)
+def test_what_cannot_be_registered_is_named(
+    value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, value)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TraceError, match=said) as raised:
+        registered()
+    assert value in raised.value.where

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, bindparam, func, insert, select
+from sqlalchemy import JSON, Connection, bindparam, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from storage import codec
 from storage.tables import Row
 
 T = TypeVar("T")
@@ -27,13 +28,13 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def insert_rows(connection: Connection, table: type[Row], rows: Sequence[dict[str, Any]]) -> None:
     """Insert rows that are known to be new. All of them must have the same keys."""
-    if rows:
+    if rows and not _insert_quickly(connection, table, rows, ""):
         connection.execute(insert(table), rows)
 
 
 def insert_missing(connection: Connection, table: type[Row], rows: Sequence[dict[str, Any]]) -> None:
     """Insert those rows whose key isn't there yet; leave the others as they are."""
-    if not rows:
+    if not rows or _insert_quickly(connection, table, rows, " ON CONFLICT DO NOTHING"):
         return
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
@@ -43,10 +44,36 @@ def insert_or_replace(connection: Connection, table: type[Row], rows: Sequence[d
     """Insert rows with different ids; one whose ``id`` is there already takes its place."""
     if not rows:
         return
+    changed = [key for key in rows[0] if key != "id"]
+    update = ", ".join(f'"{key}" = excluded."{key}"' for key in changed)
+    if _insert_quickly(connection, table, rows, f" ON CONFLICT (id) DO UPDATE SET {update}"):
+        return
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table)
-    changed = {key: statement.excluded[key] for key in rows[0] if key != "id"}
-    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changed), rows)
+    taken = {key: statement.excluded[key] for key in changed}
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=taken), rows)
+
+
+def _insert_quickly(connection: Connection, table: type[Row], rows: Sequence[dict[str, Any]], conflict: str) -> bool:
+    """Insert by SQLite's driver itself: SQLAlchemy's work on each value costs more than the insertion. False where
+    that is not possible."""
+    if connection.dialect.name != "sqlite":
+        return False
+    keys = tuple(rows[0])
+    columns = table.__table__.columns  # type: ignore[attr-defined]
+    absent = [c for c in columns if c.default is not None and c.name not in keys]
+    if not all(c.default.is_scalar for c in absent):
+        return False
+    encoded = frozenset(key for key in keys if isinstance(columns[key].type, JSON))
+    constants = tuple(c.default.arg for c in absent)
+    names = ", ".join(f'"{name}"' for name in (*keys, *(c.name for c in absent)))
+    marks = ", ".join("?" * (len(keys) + len(absent)))
+    values = [
+        (*(codec.dumps(v) if k in encoded and (v := row[k]) is not None else row[k] for k in keys), *constants)
+        for row in rows
+    ]
+    connection.exec_driver_sql(f'INSERT INTO "{table.__tablename__}" ({names}) VALUES ({marks}){conflict}', values)
+    return True
 
 
 def existing(connection: Connection, column: Any, values: Iterable[str]) -> set[str]:

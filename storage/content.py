@@ -26,22 +26,23 @@ class ContentWriter:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._tool_sets: dict[str, str] = {}
-        self._lists: list[tuple[list[str], list[str]]] = []
+        self._lists: list[tuple[list[bytes], list[str]]] = []
 
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> str | None:
         """Name of a tool set; None if it is empty."""
         if not tools:
             return None
-        text = codec.dumps(list(tools))
-        sha256 = hashlib.sha256(text.encode()).hexdigest()
-        self._tool_sets[sha256] = text
+        text = codec.encoded(list(tools))
+        sha256 = hashlib.sha256(text).hexdigest()
+        if sha256 not in self._tool_sets:
+            self._tool_sets[sha256] = text.decode()
         return sha256
 
     def messages(self, messages: Messages) -> str | None:
         """Name of a message list; None if it is empty."""
         if not messages:
             return None
-        texts = [codec.dumps(m) for m in messages]
+        texts = [codec.encoded(m) for m in messages]
         names = _names(texts)
         self._lists.append((texts, names))
         if messages[0].get("role") in ("system", "developer") and len(messages) > 1:
@@ -51,12 +52,12 @@ class ContentWriter:
 
     def flush(self) -> None:
         """Write what isn't there yet."""
-        rows = [{"sha256": sha, "tools": text} for sha, text in self._tool_sets.items()]
+        rows = [{"sha256": sha, "tools": text} for sha, text in sorted(self._tool_sets.items())]
         bulk.insert_missing(self._connection, ToolSet, rows)
         known = bulk.existing(self._connection, MessageList.sha256, {n for _, names in self._lists for n in names})
         lists: list[dict[str, Any]] = []
-        # Short ones first: they may begin longer ones.
-        for texts, names in sorted(self._lists, key=lambda pair: len(pair[0])):
+        # Short ones first: they may begin longer ones. By name then, so that two writers don't wait for each other.
+        for texts, names in sorted(self._lists, key=lambda pair: (len(pair[1]), pair[1][-1])):
             if names[-1] in known:
                 continue
             shared = next((i for i in range(len(names) - 1, 0, -1) if names[i - 1] in known), 0)
@@ -66,7 +67,7 @@ class ContentWriter:
                     "sha256": names[-1],
                     "parent": names[shared - 1] if shared else None,
                     "count": len(names),
-                    "messages": f"[{','.join(texts[shared:])}]",
+                    "messages": f"[{b','.join(texts[shared:]).decode()}]",
                 }
             )
         bulk.insert_missing(self._connection, MessageList, lists)
@@ -136,10 +137,10 @@ class ContentReader:
         return list(messages)
 
 
-def _names(texts: Sequence[str]) -> list[str]:
+def _names(texts: Sequence[bytes]) -> list[str]:
     names: list[str] = []
     digest = b""
     for text in texts:
-        digest = hashlib.sha256(digest + text.encode()).digest()
+        digest = hashlib.sha256(digest + text).digest()
         names.append(digest.hex())
     return names

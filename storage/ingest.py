@@ -160,13 +160,14 @@ def _read_chunk(db: Database, path: Path, file: BinaryIO, dead: bool, report: In
 
 def _claim(connection: Connection, name: str) -> SpoolSegment:
     """The segment's row, locked until commit."""
-    bulk.insert_missing(
-        connection,
-        SpoolSegment,
-        [{"name": name, "position": 0, "events": 0, "broken": 0, "updated_at": time.time()}],
-    )
+    fresh = {"name": name, "position": 0, "events": 0, "broken": 0, "updated_at": time.time()}
     query = select(SpoolSegment).where(col(SpoolSegment.name) == name).with_for_update()
-    return SpoolSegment(**connection.execute(query).one()._mapping)
+    while True:
+        bulk.insert_missing(connection, SpoolSegment, [fresh])
+        row = connection.execute(query).one_or_none()
+        # PostgreSQL: whoever had it first may have forgotten it in between.
+        if row is not None:
+            return SpoolSegment(**row._mapping)
 
 
 def _advance(connection: Connection, segment: SpoolSegment, size: int, events: int, broken: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from storage import states, tables
-from storage.database import open_database
+from storage.database import Database, open_database
 from storage.errors import TraceError
 from storage.migrations import HEAD, VERSION_TABLE, runner
 
@@ -35,8 +36,13 @@ def test_the_revisions_make_exactly_the_tables(tmp_path: Path) -> None:
     assert runner.head() == HEAD
 
 
-def test_foreign_keys_are_enforced(tmp_path: Path) -> None:
-    with open_database(home=tmp_path) as db, pytest.raises(IntegrityError), db.transaction() as session:
+def test_the_revisions_make_exactly_the_tables_on_postgresql_too(postgresql: Callable[[], str]) -> None:
+    with open_database(postgresql()) as db, db.engine.connect() as connection:
+        assert runner.differences(connection) == []
+
+
+def test_foreign_keys_are_enforced(db: Database) -> None:
+    with pytest.raises(IntegrityError), db.transaction() as session:
         session.add(tables.Capability(agent="nobody", name="x"))
 
 
@@ -128,19 +134,17 @@ def test_a_transaction_waits_for_another_writer_instead_of_failing(tmp_path: Pat
         assert user.created_at == 40
 
 
-def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
-    with open_database(home=tmp_path) as db:
+def test_a_transaction_that_raises_leaves_nothing(db: Database) -> None:
+    def fail_halfway() -> None:
+        with db.transaction() as session:
+            session.add(tables.Agent(name="a"))
+            session.flush()
+            raise RuntimeError
 
-        def fail_halfway() -> None:
-            with db.transaction() as session:
-                session.add(tables.Agent(name="a"))
-                session.flush()
-                raise RuntimeError
-
-        with pytest.raises(RuntimeError):
-            fail_halfway()
-        with db.session() as session:
-            assert session.get(tables.Agent, "a") is None
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    with db.session() as session:
+        assert session.get(tables.Agent, "a") is None
 
 
 def test_every_table_and_index_can_be_written_for_postgresql() -> None:

@@ -18,18 +18,13 @@ from sqlalchemy import func, select
 
 from storage import ingest, tables, trajectories
 from storage.content import ContentReader
-from storage.database import Database, open_database
+from storage.database import Database
 from storage.ids import new_id
 from storage.ingest import IngestReport, ingest_spool
 from storage.trajectory import message_to_dict
 from tests.storage.spool import Writer, asks, call, end, outcome, result, says, start, system, tool, user
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Database:
-    return open_database(home=tmp_path)
 
 
 def rows(db: Database, table: type[tables.Row]) -> list[Any]:
@@ -289,32 +284,33 @@ def test_a_spool_that_is_larger_than_a_chunk_is_read_in_several(
     assert all(len(messages_of(db, id)) == 5 for id in ids)
 
 
-def test_two_readers_at_once_read_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_readers_at_once_read_everything_once(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ingest, "_CHUNK_BYTES", 2000)
     writers = [Writer(tmp_path) for _ in range(6)]
     for writer in writers:
         for _ in range(5):
             writer.write(*conversation(new_id()))
         writer.die()
-    with open_database(home=tmp_path) as db:
-        failures: list[BaseException] = []
+    failures: list[BaseException] = []
 
-        def read() -> None:
-            try:
-                ingest_spool(db, tmp_path)
-            except BaseException as error:
-                failures.append(error)
+    def read() -> None:
+        try:
+            ingest_spool(db, tmp_path)
+        except BaseException as error:
+            failures.append(error)
 
-        threads = [threading.Thread(target=read) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
-        # A segment that one reader held when the other looked is the next reading's.
-        ingest_spool(db, tmp_path)
-        assert len(rows(db, tables.Trajectory)) == len(rows(db, tables.Outcome)) == 30
-        assert list((tmp_path / "spool").iterdir()) == []
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    # A segment that one reader held when the other looked is the next reading's.
+    ingest_spool(db, tmp_path)
+    assert len(rows(db, tables.Trajectory)) == len(rows(db, tables.Outcome)) == 30
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 _KILLED = """

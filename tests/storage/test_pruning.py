@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from sqlmodel import col, select
 
 from storage import pruning, tables, trajectories
-from storage.database import Database, open_database
+from storage.database import Database
 from tests.storage.test_trajectories import count, run
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Database:
-    return open_database(home=tmp_path)
 
 
 def remaining(db: Database) -> set[str]:

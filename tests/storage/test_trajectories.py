@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +18,11 @@ from storage.ids import new_id
 from storage.trajectory import Message, ToolCall, Trajectory
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Database:
-    return open_database(home=tmp_path_factory.mktemp("home"))
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Database:
-    return open_database(home=tmp_path)
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    url = request.getfixturevalue("postgresql")() if request.param == "postgresql" else None
+    with open_database(url, home=tmp_path_factory.mktemp("home")) as opened:
+        yield opened
 
 
 def run(*texts: str, **fields: Any) -> Trajectory:

@@ -9,6 +9,7 @@ first, so that a run's start arrives before what belongs to it.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import random
 import threading
@@ -76,7 +77,8 @@ class Shipper:
             thread = threading.Thread(target=self._work, name="trace-sdk-shipper", daemon=True)
             self._thread = thread
             with contextlib.suppress(RuntimeError):  # the interpreter is ending: `finish` ships
-                thread.start()
+                # In no run's context, though the event that woke the writer was one's.
+                contextvars.Context().run(thread.start)
 
     def finish(self, timeout: float) -> bool:
         """Ship what is left, for at most ``timeout`` seconds, and not at all while the collector does not answer.

@@ -10,7 +10,8 @@ from typing import Any
 def events(home: Path) -> list[dict[str, Any]]:
     """All events in the order of their segments; a torn last line is left out, any other broken line is a fault."""
     found: list[dict[str, Any]] = []
-    for segment in sorted((home / "spool").glob("*.jsonl")):
+    # Also what waits there for a collector.
+    for segment in sorted((home / "spool").rglob("*.jsonl")):
         *lines, last = segment.read_bytes().split(b"\n")
         found += [json.loads(line) for line in lines if line]
         assert not last or not last.endswith(b"}") or json.loads(last)

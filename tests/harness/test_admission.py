@@ -39,6 +39,7 @@ def test_a_sound_environment_is_admitted_with_a_number_for_every_check():
         TOOLS,
         lapse=lapse,
         label=_looks_up,
+        systems=["You run a loan desk."],
         held_out=["Where is my parcel?"],
         elsewhere=elsewhere,
         thresholds=FEW,
@@ -46,6 +47,7 @@ def test_a_sound_environment_is_admitted_with_a_number_for_every_check():
     assert report.admitted, report.lines()
     assert {c.name for c in report.checks} >= {
         "interface",
+        "system_prompt",
         "order_independent",
         "deterministic",
         "distinct",
@@ -55,8 +57,16 @@ def test_a_sound_environment_is_admitted_with_a_number_for_every_check():
         "echo",
         "random_calls",
         "call_everything",
+        "odd_calls",
         "copy_example",
         "wrong_argument",
+        "wrong_solved",
+        "result_chars",
+        "episode_chars",
+        "state_chars",
+        "reference_calls",
+        "unspoiled",
+        "runs",
         "ordered",
         "lapse",
         "isolation",
@@ -182,6 +192,86 @@ def test_a_request_of_the_gate_split_is_found_again():
     assert _failed(LoanDesk, held_out=held_out) == {"held_out_near"}
     assert near_duplicates(["Extend A-1 please."], ["extend a-1, PLEASE"], 0.95) == 0
     assert near_duplicates(["Extend a-1 please"], ["extend a-1 PLEASE"], 0.95) == 1
+
+
+def test_another_system_prompt_is_refused():
+    assert _failed(LoanDesk, systems=["You run a gym."]) == {"system_prompt"}
+    assert _failed(LoanDesk, systems=["You run a gym.", "You run a loan desk."]) == set()
+
+
+class Brittle(LoanDesk):
+    """Raises where a call is not as expected."""
+
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        if tool not in ("find_loans", "extend_loan"):
+            raise KeyError(tool)
+        return super().call(tool, arguments)
+
+
+def test_an_environment_that_raises_on_odd_calls_is_refused_although_no_policy_solves_it():
+    report = admit(Brittle, TOOLS, thresholds=FEW)
+    failed = {c.name: c for c in report.checks if not c.passed}
+    assert set(failed) == {"runs"}
+    assert "OddCalls" in failed["runs"].detail
+    assert "no_such_tool" in failed["runs"].detail
+
+
+class Spoilt(LoanDesk):
+    """A change that went wrong once shows in every later world of the same instance."""
+
+    spoilt = False
+
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        self.spoilt = self.spoilt or tool == "no_such_tool"
+        return super().call(tool, arguments)
+
+    def reset(self, seed: int) -> Task:
+        task = super().reset(seed)
+        if self.spoilt:
+            self._world["closed"] = True
+        return task
+
+
+def test_what_an_odd_call_leaves_behind_is_noticed():
+    assert _failed(Spoilt) == {"unspoiled"}
+
+
+class Careless(LoanDesk):
+    """How many days does not matter."""
+
+    def goals(self) -> Goals:
+        return Goals(required=(RequiredCall("extend_loan", {"loan_id": self._goal["loan"]}),), unchanged=False)
+
+
+def test_an_environment_that_forgives_a_wrong_argument_is_refused():
+    assert "wrong_solved" in _failed(Careless)
+
+
+class Talkative(LoanDesk):
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        return super().call(tool, arguments) + " " * (70_000 if tool == "no_such_tool" else 0)
+
+
+def test_a_result_beyond_all_bounds_is_refused_whoever_asks_for_it():
+    assert _failed(Talkative) == {"result_chars"}
+
+
+def test_what_admission_makes_it_closes_again():
+    living: set[int] = set()
+
+    class Process(LoanDesk):
+        def __init__(self) -> None:
+            super().__init__()
+            living.add(id(self))
+            made.append(self)
+
+        def close(self) -> None:
+            living.discard(id(self))
+
+    made: list[Process] = []
+    assert admit(Process, TOOLS, thresholds=FEW).admitted
+    assert len(made) > FEW.seeds
+    assert not living
 
 
 class _Sometimes(ReferencePolicy):

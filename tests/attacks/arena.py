@@ -83,10 +83,11 @@ Attack = Callable[..., object]
 
 
 class Arena:
-    """``folder`` is the attack's temporary folder on the host."""
+    """``folder`` is the attack's temporary folder on the host, ``bystander`` a good module that runs all the while."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bystander: ModuleFactory) -> None:
         self.folder = folder
+        self._bystander = bystander
 
     def module(self, source: str) -> Path:
         """A module file with this source."""
@@ -95,7 +96,7 @@ class Arena:
         return path
 
     def contained(self, attack: Attack, *, limits: Limits = Limits(), **arguments: Any) -> str:  # noqa: B008
-        """What the attack says in the sandbox. Nothing of it is left afterwards, and a good module still runs."""
+        """What the attack says in the sandbox. Nothing of it is left afterwards, and the bystander still runs."""
         source = _source(attack) + HOSTILE.format(attack=attack.__name__, arguments=arguments)
         return self.outcome(source, lambda make: str(make().reset(1).messages[0]["content"]), limits)
 
@@ -138,12 +139,8 @@ class Arena:
         return done.stdout
 
     def check_health(self) -> None:
-        """The worker is as able as before: a good module, opened now, is solved by its own solution."""
-        make = open_module(self.module(GOOD))
-        try:
-            episode = asyncio.run(run_episode(make(), 7, ReferencePolicy()))
-        finally:
-            make.close()
+        """The worker is as able as before: the bystander's task is solved by its own solution."""
+        episode = asyncio.run(run_episode(self._bystander(), 7, ReferencePolicy()))
         assert episode.error is None, episode.error
         assert episode.score is not None
         assert episode.score.success

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from harness.policies import NullPolicy
 from harness.sandbox.host import ModuleFactory, open_module
 from loop.synthesis.loading import fingerprint_elsewhere
 from tests.attacks.arena import GOOD, Arena
+from tests.harness import desk
 
-FEW = Thresholds(seeds=6, distinct_seeds=8)
+# Few seeds; and how fast this machine is has no say.
+FEW = Thresholds(seeds=6, distinct_seeds=8, reset_s=60, call_s=60, episode_s=600)
 
 
 def changed(old: str, new: str) -> str:
@@ -38,8 +41,8 @@ def failed(report: AdmissionReport) -> set[str]:
 
 
 def test_a_good_module_is_admitted(arena: Arena):
-    report = judged(arena, GOOD)
-    assert failed(report) <= {"random_calls", "call_everything"}, report.lines()
+    report = judged(arena, f"{inspect.getsource(desk)}\n\nmake = LoanDesk\n")
+    assert report.admitted, report.lines()
     assert {"deterministic", "order_independent", "reference", "null"} <= {check.name for check in report.checks}
 
 

@@ -130,7 +130,11 @@ def test_trl_trains_a_step_in_it(tiny_model: Path, tmp_path: Path, monkeypatch: 
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_chat_template
 
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+    # TRL reads tool calls out of answers by a template that it knows, and of the tiny model's it knows nothing.
+    tokenizer.chat_template = qwen3_chat_template
     rows = adapter.rows(LoanDesk, [SEED])
     trainer = GRPOTrainer(
         str(tiny_model),
@@ -148,7 +152,7 @@ def test_trl_trains_a_step_in_it(tiny_model: Path, tmp_path: Path, monkeypatch: 
         ),
         train_dataset=Dataset.from_list(rows),
         environment_factory=adapter.environment_factory(LoanDesk),
-        processing_class=AutoTokenizer.from_pretrained(tiny_model, padding_side="left"),
+        processing_class=tokenizer,
     )
     trainer.train()
     logged = [row for row in trainer.state.log_history if "reward" in row]

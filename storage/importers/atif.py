@@ -47,7 +47,8 @@ def build(raw: Raw, _file: str) -> dict[str, Any]:
     if not messages:
         raise ValueError("steps is empty")
     outcome = fields.verdict(fields.optional_number(extra.get("reward"), "extra.reward"))
-    if isinstance(extra.get("outcome"), bool):
+    # An outcome that is null is unknown, whatever the reward.
+    if "outcome" in extra and (extra["outcome"] is None or isinstance(extra["outcome"], bool)):
         outcome["success"] = extra["outcome"]
     first = steps[0] if isinstance(steps[0], dict) else {}
     return {

@@ -152,7 +152,8 @@ def run_of(part: Part, *, complete: bool = False) -> dict[str, Any]:
         "tags": tuple(sorted({t for t in _list(told.get("tags")) if isinstance(t, str)})),
         "trainable": told.get("trainable") is not False,
         "status": status or (("raised" if part.error else "completed") if ended else "running"),
-        "error": told.get("error") if isinstance(told.get("error"), dict) else part.error,
+        # A run that we exported says what it knew of its error; a span's status can say no more.
+        "error": told.get("error") if isinstance(told.get("error"), dict) else None if status else part.error,
         "started_at": part.started,
         "metadata": {**metadata, "otlp": state},
         **found,

@@ -136,7 +136,7 @@ def test_otlp_that_was_stored_goes_out_and_in_as_the_same(run: Trajectory, tmp_p
 
 def test_atif_carries_token_ids_and_log_probabilities_of_the_calls_that_made_the_run(tmp_path: Path) -> None:
     id = new_id()
-    asked = [user("where is O-1?")]
+    asked = [{"role": "system", "content": "You help."}, user("where is O-1?")]
     answer = call(id, asked, says("shipped"))
     answer["response"] |= {"prompt_token_ids": [1, 2, 3], "token_ids": [4, 5], "logprobs": [-0.5, -0.25]}
     aside = call(id, [user("summarize")], says("s"), seq=1, thread="t2")
@@ -156,7 +156,7 @@ def test_atif_carries_token_ids_and_log_probabilities_of_the_calls_that_made_the
     assert [step["metrics"] for step in agent_steps] == [expected]
     # They survive a second trip, though no column of a run holds them.
     again = codec.loads(atif.document(back("atif", codec.dumps(document))))
-    assert [step.get("metrics") for step in again["steps"]] == [None, expected]
+    assert [step.get("metrics") for step in again["steps"]] == [None, None, expected]
 
 
 def test_otlp_is_what_the_conventions_and_protobuf_say() -> None:

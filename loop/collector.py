@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 import uvicorn
@@ -65,7 +65,8 @@ class Collector:
         """Serve until SIGINT or SIGTERM; requests under way are finished."""
         routes = [
             Route("/v1/spool/{segment}", self._guarded(self._spool), methods=["POST"]),
-            Route("/v1/traces", self._guarded(self._traces), methods=["POST"]),
+            Route("/v1/traces", self._guarded(self._otlp), methods=["POST"]),
+            Route("/v1/logs", self._guarded(self._otlp), methods=["POST"]),
             Route("/health", _health, methods=["GET"]),
         ]
         config = uvicorn.Config(
@@ -113,8 +114,28 @@ class Collector:
                 self._checked = time.monotonic()
             return receive(self._db, name, position, data, final)
 
-    async def _traces(self, request: Request) -> Response:
-        raise _Refused(501, "this version does not read OTLP")
+    async def _otlp(self, request: Request) -> Response:
+        """One export request; a repeated one adds nothing, because a trace's id is its run's."""
+        content_type = request.headers.get("content-type", "")
+        signal = "logs" if request.url.path.endswith("/logs") else "traces"
+        try:
+            rejected = await run_in_threadpool(self._take_otlp, await _body(request), content_type, signal)
+        except TraceError as error:
+            raise _Refused(400, str(error)) from None
+        if "json" not in content_type:
+            # An empty answer is a whole success; what was rejected is only in the log.
+            return Response(b"", media_type="application/x-protobuf")
+        partial = {"rejectedSpans": len(rejected), "errorMessage": "; ".join(rejected)} if rejected else {}
+        return JSONResponse({"partialSuccess": partial})
+
+    def _take_otlp(self, payload: bytes, content_type: str, signal: Literal["traces", "logs"]) -> list[str]:
+        from storage.importers import otlp
+
+        with self._one:
+            _, broken = otlp.receive(self._db, payload, content_type, signal=signal)
+        for record in broken:
+            log.warning("collector.trace_not_read", record=str(record))
+        return [str(record) for record in broken]
 
 
 async def _health(_: Request) -> Response:

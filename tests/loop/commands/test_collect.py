@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import json
@@ -24,7 +25,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from storage import tables
+from storage import tables, trajectories
 from storage.database import open_database
 from storage.ids import new_id
 from storage.ingest import abort_silent, receive
@@ -294,6 +295,51 @@ def test_requests_that_are_none_are_refused_with_a_reason(place: Place) -> None:
         assert (moved.status_code, moved.json()["position"]) == (409, 0)
         broken = post("/v1/spool/x?position=0&final=1", content=b"no event\n")
         assert (broken.status_code, broken.json()) == (200, {"position": 9, "broken": 1})
+
+
+def _export(trace: str) -> dict[str, object]:
+    """What an instrumented client's exporter sends for one model call."""
+    said = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "small", "gen_ai.agent.name": "remote"}
+    said["gen_ai.input.messages"] = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "where"}]}])
+    said["gen_ai.output.messages"] = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "here"}]}])
+    span = {
+        "traceId": trace,
+        "spanId": "00f067aa0ba902b7",
+        "name": "chat small",
+        "kind": 3,
+        "startTimeUnixNano": "1700000000000000000",
+        "endTimeUnixNano": "1700000001000000000",
+        "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in said.items()],
+        "status": {},
+    }
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+
+
+def test_otlp_over_http_becomes_runs_and_a_repeated_request_adds_nothing(place: Place) -> None:
+    from google.protobuf.json_format import ParseDict
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    first, second = "4bf92f3577b34da6a3ce929d0e0e4736", "5cf92f3577b34da6a3ce929d0e0e4736"
+    protobuf = _export(second)
+    protobuf_span = protobuf["resourceSpans"][0]["scopeSpans"][0]["spans"][0]  # type: ignore[index]
+    # Protobuf's own JSON form has ids in base 64.
+    protobuf_span["traceId"] = base64.b64encode(bytes.fromhex(second)).decode()
+    protobuf_span["spanId"] = base64.b64encode(bytes.fromhex("00f067aa0ba902b7")).decode()
+    raw = ParseDict(protobuf, ExportTraceServiceRequest()).SerializeToString()
+    with place.collector(), httpx.Client(base_url=place.url, trust_env=False) as client:
+        assert client.post("/v1/traces", json=_export(first)).status_code == 401
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        for _ in range(2):
+            assert client.post("/v1/traces", json=_export(first)).json() == {"partialSuccess": {}}
+            headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
+            taken = client.post("/v1/traces", content=gzip.compress(raw), headers=headers)
+            assert (taken.status_code, taken.content) == (200, b"")
+        assert client.post("/v1/traces", json={"no": "spans"}).json() == {"partialSuccess": {}}
+        nonsense = {"content-type": "application/json"}
+        assert client.post("/v1/traces", content=b"{", headers=nonsense).status_code == 400
+    with open_database(home=place.folder / "collector") as db:
+        stored = list(trajectories.load(db))
+    assert [[m.content for m in run.messages] for run in stored] == [["where", "here"]] * 2
 
 
 def test_it_says_what_is_wrong_before_it_listens(place: Place) -> None:

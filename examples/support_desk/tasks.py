@@ -27,7 +27,7 @@ SPLITS: Mapping[str, tuple[int, int]] = {
     "train": (0, 600),
     "gate": (1_000_000, 150),
     "report": (2_000_000, 240),
-    "people": (3_000_000, 48),
+    "people": (3_000_000, 72),
 }
 """Split → (first seed, number of tickets). ``people`` are the tickets of `references.jsonl`."""
 

@@ -42,7 +42,7 @@ def change_address(desk: Desk, order_id: str, address: str) -> dict[str, Any]:
 
 
 def _brief(order: Order) -> dict[str, Any]:
-    return {"order_id": order.id, "item": order.item, "price": order.price, "status": order.status}
+    return {"item": order.item, "price": order.price, "status": order.status, "order_id": order.id}
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

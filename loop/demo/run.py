@@ -50,15 +50,16 @@ class DemoSize:
     training: GRPOSettings
 
 
-# A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step.
+# A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step. Many small groups: with
+# four tasks of eight episodes a step, success swung between 20 % and 92 % and the policy drifted to the first of two orders.
 QUICK = DemoSize(
     record=150,
-    fit=24,
+    fit=20,
     gate=24,
     report=40,
     side=20,
     warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
-    training=GRPOSettings(steps=5, groups_per_step=3, group_size=6),
+    training=GRPOSettings(steps=5, groups_per_step=5, group_size=4),
 )
 FULL = DemoSize(
     record=200,
@@ -66,8 +67,8 @@ FULL = DemoSize(
     gate=48,
     report=100,
     side=100,
-    warm_start=WarmStart(solutions=96, steps=24, batch=4, first_layer=10),
-    training=GRPOSettings(steps=15, groups_per_step=4, group_size=8),
+    warm_start=WarmStart(solutions=160, steps=40, batch=4, first_layer=10),
+    training=GRPOSettings(steps=15, groups_per_step=12, group_size=4),
 )
 
 

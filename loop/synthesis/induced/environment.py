@@ -36,7 +36,7 @@ class Difficulty:
 
     distractors: int = 2
     length_bias: float = 0.0
-    other_share: float = 0.15
+    other_share: float = 0.25
 
 
 class InducedEnvironment:

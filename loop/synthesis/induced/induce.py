@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -31,6 +31,9 @@ from storage.trajectory import Trajectory
 Json = Any
 log = structlog.get_logger()
 CASES_PER_KIND = 40
+REFERENCES_SUFFICE = 8
+"""With this many references of a kind, the agent's own successes of it are left out: they got there, but often by
+ways that are no example (an argument that a lenient tool forgave, an answer that is barely one)."""
 TRIALS = 3
 """Seeds on which each case is played before it is used."""
 
@@ -70,7 +73,7 @@ def induce(
     cases, dropped = _cases(good, seen, by_run, models, views, knowledge, tools, error_form)
     for case, run in [(c, t) for c in cases for t in good if t.id == c.source]:
         case.applies = capability is None or capability.label(run).value == "PRESENT"
-    cases = _limit(cases)
+    cases = _limit(cases, {t.id for t in good if t.reference})
     keys = {key for _, _, key in knowledge.first} | {key for _, _, key in knowledge.changed_first}
     fixed = fixed_values({"tools": list(tools)})
     values = [pair for c in cases for pair in case_values(complete(c, cases, random.Random(0)), c)]
@@ -240,11 +243,14 @@ def _world(
     return World(models, knowledge.types, tools, tables, case.memory, error_form)
 
 
-def _limit(cases: Sequence[Case]) -> list[Case]:
-    """At most CASES_PER_KIND of each kind, so that a spec stays readable."""
+def _limit(cases: Sequence[Case], references: Set[str]) -> list[Case]:
+    """At most CASES_PER_KIND of each kind, so that a spec stays readable; references alone where they suffice."""
+    shown = Counter((case.kind, case.applies) for case in cases if case.source in references)
     count: Counter[tuple[str, bool]] = Counter()
     kept: list[Case] = []
     for case in cases:
+        if case.source not in references and shown[case.kind, case.applies] >= REFERENCES_SUFFICE:
+            continue
         count[case.kind, case.applies] += 1
         if count[case.kind, case.applies] <= CASES_PER_KIND:
             kept.append(case)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,9 +101,22 @@ def test_entities_are_new_and_the_request_still_means_the_right_record(library: 
 def test_the_capability_shows_in_most_tasks_and_some_others_are_mixed_in(library: InducedEnvironment):
     kinds = [library.reset(seed).kind for seed in range(300)]
     others = sum(kind == "get_loan" for kind in kinds) / len(kinds)
-    assert 0.08 < others < 0.25
+    assert 0.15 < others < 0.35
     without = library.with_difficulty(Difficulty(other_share=0.0))
     assert {without.reset(seed).kind for seed in range(50)} == {"find_member > list_loans > renew_loan"}
+
+
+def test_where_people_showed_how_often_enough_the_agents_own_successes_are_no_example():
+    renewals = toy.runs(toy.library_renewal, 16)
+    questions = toy.runs(toy.library_question, 8)
+    shown = {run.id for run in renewals[:8]}
+    people = [replace(run, reference=run.id in shown) for run in renewals]
+    made = _environment(induce(people + questions, find("lookup_before_change")))
+    assert {c.source for c in made.cases if c.applies} == shown
+    assert sum(c.kind == "get_loan" for c in made.cases) == 8
+    too_few = [replace(run, reference=run.id in shown - {"renew-0"}) for run in renewals]
+    made = _environment(induce(too_few + questions, find("lookup_before_change")))
+    assert sum(c.applies for c in made.cases) == 16
 
 
 def _renewal(library: InducedEnvironment) -> tuple[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 
-from harness.ecosystem.seat import Make
+from harness.ecosystem.seat import Make, Seat
 from harness.episodes import run_episode
 from harness.policies import ChatPolicy
 from storage.errors import TraceError
@@ -54,9 +54,16 @@ class Worlds(vf.Taskset[WorldTask, WorldsConfig]):
 
     def load(self) -> Iterator[WorldTask]:
         config = self.config
-        for seed in range(config.first_seed, config.first_seed + config.tasks):
-            data = WorldData(name=f"{config.factory}#{seed}", prompt=None, seed=seed, factory=config.factory)
-            yield WorldTask(data, config.task)
+        seat = Seat(factory_of(config.factory)())
+        try:
+            for seed in range(config.first_seed, config.first_seed + config.tasks):
+                # The prompt is for whoever reads the task; the harness takes it from the environment again.
+                messages = seat.reset(seed).messages
+                request = next((str(m["content"]) for m in messages if m["role"] == "user"), "")
+                name = f"{config.factory}#{seed}"
+                yield WorldTask(WorldData(name=name, prompt=request, seed=seed, factory=config.factory), config.task)
+        finally:
+            seat.close()
 
 
 class SeatHarness(vf.Harness[vf.HarnessConfig]):

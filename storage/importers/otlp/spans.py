@@ -328,7 +328,13 @@ def _from_values(a: Mapping[str, Any]) -> Messages:
 def _tools(a: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     listed = a.get("gen_ai.tool.definitions")
     if listed is not None:
-        return chat.tools(_structured(listed), "gen_ai.tool.definitions")
+        # The conventions' flat form names its type; what doesn't, and is no schema of Anthropic's, stays what it is.
+        name = "gen_ai.tool.definitions"
+        tools = [
+            fields.mapping(_structured(t), f"{name}[{i}]")
+            for i, t in enumerate(fields.items(_structured(listed), name))
+        ]
+        return tuple(chat.tool(t, name) if {"type", "input_schema"} & set(t) else t for t in tools)
     groups = _numbered(a, "llm.tools.")
     if groups:
         schemas = [g.get("tool.json_schema", g.get("json_schema")) for g in groups]

@@ -116,10 +116,10 @@ def _guard(child: int, lifeline: int, contained: bool) -> int:
         events = poll.poll(pause)
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended and any(descriptor == lifeline for descriptor, _ in events):
-            if not contained:  # it may have children; with them goes this process itself
-                os.killpg(0, signal.SIGKILL)
             os.kill(child, signal.SIGKILL)
             ended, status = os.waitpid(child, 0)
+            if not contained:  # it may have left children; with them goes this process itself
+                os.killpg(0, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(status)
     return status if status >= 0 else 128 - status
 

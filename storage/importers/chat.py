@@ -52,15 +52,15 @@ def conversation(value: object, name: str, role: str = "user") -> list[Message]:
         return _unwrapped(value, name, role)
     if isinstance(value, list):
         # LangChain gives a list of prompts, each a list of messages; a traced call has one.
-        if value and all(isinstance(item, list) for item in value):
-            value = value[0]
-        if value and all(_is_message(item) for item in value):
-            return [m for i, item in enumerate(value) for m in message(item, f"{name}[{i}]")]
-        if not value:
+        nested = bool(value) and all(isinstance(item, list) for item in value)
+        listed: list[Any] = list(value[0] if nested else value)
+        if listed and all(_is_message(item) for item in listed):
+            return [m for i, item in enumerate(listed) for m in message(item, f"{name}[{i}]")]
+        if not listed:
             return []
-        if any(isinstance(item, Mapping) and "role" in item for item in value):
+        if any(isinstance(item, Mapping) and "role" in item for item in listed):
             # Most of it are messages, so that the rest is not a form of its own: it is broken, and said so.
-            return [m for i, item in enumerate(value) for m in message(item, f"{name}[{i}]")]
+            return [m for i, item in enumerate(listed) for m in message(item, f"{name}[{i}]")]
     return [_said(role, codec.dumps(value))]
 
 

@@ -11,7 +11,7 @@ Whether the patch was right isn't in the file: the outcome is unknown unless a h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from storage import codec
@@ -71,7 +71,7 @@ def build(raw: Raw, file: str) -> dict[str, Any]:
     }
 
 
-def _of_history(items: list[Mapping[str, Any]]) -> list[Message]:
+def _of_history(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     found: list[Message] = []
     waiting: str | None = None
     for index, item in enumerate(items):

@@ -21,7 +21,7 @@ from harness.ecosystem.seat import Make, Seat, parse_act
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
-class AnyText(gymnasium.Space[str]):
+class AnyText(gymnasium.Space[str]):  # pyright: ignore[reportAttributeAccessIssue]
     """Every text. Gymnasium's own `Text` wants to know the alphabet and the greatest length."""
 
     def __init__(self, seed: int | None = None) -> None:
@@ -39,7 +39,7 @@ class AnyText(gymnasium.Space[str]):
     __hash__ = None  # type: ignore[assignment]  # spaces compare by value, and are not keys
 
 
-class ToolEnv(gymnasium.Env[str, str]):
+class ToolEnv(gymnasium.Env[str, str]):  # pyright: ignore[reportAttributeAccessIssue]
     """One of our environments. ``seeds`` are drawn from when `reset` is given none; ``max_turns`` truncates."""
 
     metadata = {"render_modes": []}  # noqa: RUF012  # Gymnasium's own form

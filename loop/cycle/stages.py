@@ -126,7 +126,7 @@ class CycleStages:
             report = admit(
                 self._factory(row),
                 tools,
-                lapse=lambda acts, task: detector.lapse(acts, LapseContext(tools, task.messages)),
+                lapse=lambda acts, task: detector.lapse(acts, LapseContext(task.messages, tools)),
                 label=labeler(detector),
                 held_out=self.measuring.held_out(),
                 elsewhere=lambda seeds: fingerprint_elsewhere(spec, seeds),

@@ -51,7 +51,8 @@ class DemoSize:
 
 
 # A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step. Many small groups: with
-# four tasks of eight episodes a step, success swung between 20 % and 92 % and the policy drifted to the first of two orders.
+# four tasks of eight episodes a step, success swung between 20 % and 92 %, and the policy drifted to the first of two
+# orders.
 QUICK = DemoSize(
     record=150,
     fit=20,

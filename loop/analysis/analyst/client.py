@@ -222,7 +222,7 @@ def _pause(error: Exception, attempt: int) -> float:
     """Seconds until the next try: what the provider asks for (a rate limit's `retry-after`), else 1, 2, 4, …."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     try:
-        asked = float(headers.get("retry-after"))
-    except (TypeError, ValueError):
+        asked = float(headers["retry-after"])
+    except (KeyError, TypeError, ValueError):
         asked = 2.0**attempt
     return min(max(asked, 0.0), LONGEST_PAUSE)

@@ -99,6 +99,7 @@ def judge_for(
     a machine that can't contain it is a TraceError, since no other module would fare better."""
     tools = list(brief.tools)
     label = labeler(detector) if detector else None
+    lapse_of = detector.lapse if detector else None
 
     def opened(path: Path) -> Any:
         return open_module(path, limits=limits or Limits(), allow_weaker=allow_weaker)
@@ -120,9 +121,7 @@ def judge_for(
             report = admit(
                 make,
                 tools,
-                lapse=(lambda acts, task: detector.lapse(acts, LapseContext(task.messages, tools)))
-                if detector
-                else None,
+                lapse=(lambda acts, task: lapse_of(acts, LapseContext(task.messages, tools))) if lapse_of else None,
                 label=label,
                 systems=systems,
                 held_out=held_out,

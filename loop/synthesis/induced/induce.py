@@ -297,15 +297,22 @@ def _trial(environment: InducedEnvironment, case: Case, seed: int) -> tuple[str,
         answer = environment.call(act.tool, act.arguments)
         if tool_kinds.is_error(answer):
             return f"{act.tool} refuses the renamed solution", key
-        function = {"name": act.tool, "arguments": canonical(act.arguments)}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
+        messages.append({"role": "assistant", "content": "", "tool_calls": [_call(act.tool, act.arguments)]})
         messages.append({"role": "tool", "content": answer})
     solved = score(goals, before, environment.state(), messages, reference=environment.reference())
     if not solved.success:
         return f"the renamed solution does not solve it ({solved.reasons[0].split(' ')[0].split('.')[0]})", key
-    if score(goals, before, before, [], reference=environment.reference()).success:
+    if score(goals, before, before, [], reference=acts).success:
         return "it is solved by doing nothing", key
+    # A handover after look-ups: whoever hands over at once has looked nothing up, and the goals would not tell.
+    at_once = [{"role": "assistant", "content": "", "tool_calls": [_call(r.tool, r.arguments)]} for r in goals.required]
+    if len(at_once) < sum(1 for a in acts if a.tool) and score(goals, before, before, at_once, reference=acts).success:
+        return "it is solved without the look-ups that lead to it", key
     return "", key
+
+
+def _call(tool: str, arguments: Mapping[str, Json]) -> dict[str, Json]:
+    return {"function": {"name": tool, "arguments": canonical(arguments)}}
 
 
 def _reasons(evidence: EvidenceReport, tools: Sequence[Mapping[str, Json]], min_cases: int) -> list[str]:

@@ -119,6 +119,13 @@ def test_where_people_showed_how_often_enough_the_agents_own_successes_are_no_ex
     assert sum(c.applies for c in made.cases) == 16
 
 
+def test_a_handover_that_needs_no_look_up_to_be_made_is_no_task():
+    handovers = toy.runs(toy.library_handover, 10)
+    made = induce(handovers, tools=toy.StaffedLibrary.tools)
+    assert isinstance(made, EvidenceReport)
+    assert made.dropped == {"it is solved without the look-ups that lead to it": 10}
+
+
 def _renewal(library: InducedEnvironment) -> tuple[str, dict[str, Any]]:
     for seed in range(50):
         if library.reset(seed).kind != "get_loan":

@@ -167,6 +167,27 @@ def library_failure(seed: int) -> Trajectory:
     return record(f"fail-{seed}", world, "Renew my book.", calls, "I could not.", success=False)
 
 
+class StaffedLibrary(Library):
+    """With a person to hand over to."""
+
+    tools = (*LIBRARY_TOOLS, tool("transfer_to_human_agents", "Hand over to a person.", summary="string"))
+
+    def call(self, name: str, a: Mapping[str, Any]) -> str:
+        return "Transferred." if name == "transfer_to_human_agents" else super().call(name, a)
+
+
+def library_handover(seed: int) -> Trajectory:
+    """Look the member's loans up, then hand over: nothing is changed, and the answer says nothing of them."""
+    world = StaffedLibrary(random.Random(f"handover {seed}"))
+    calls: list[Call] = [
+        ("find_member", {"card": world.card}),
+        ("list_loans", {"member_id": world.member}),
+        ("transfer_to_human_agents", {"summary": "The customer wants something that we do not do."}),
+    ]
+    request = f"Hello, {world.name} here, card {world.card}. I lost my loan of {world.target['title']}."
+    return record(f"handover-{seed}", world, request, calls, "A colleague takes over.")
+
+
 def gym_cancellation(seed: int) -> Trajectory:
     """Cancel the booking of a sport, and write a note in the agent's own words."""
     world = Gym(random.Random(f"gym {seed}"))

@@ -55,12 +55,12 @@ class DemoSize:
 # orders.
 QUICK = DemoSize(
     record=150,
-    fit=20,
-    gate=24,
+    fit=16,
+    gate=20,
     report=40,
     side=20,
     warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
-    training=GRPOSettings(steps=5, groups_per_step=5, group_size=4),
+    training=GRPOSettings(steps=5, groups_per_step=4, group_size=4, resample_rounds=0),
 )
 FULL = DemoSize(
     record=200,
@@ -69,7 +69,7 @@ FULL = DemoSize(
     report=100,
     side=100,
     warm_start=WarmStart(solutions=160, steps=40, batch=4, first_layer=10),
-    training=GRPOSettings(steps=15, groups_per_step=12, group_size=4),
+    training=GRPOSettings(steps=15, groups_per_step=8, group_size=4),
 )
 
 

@@ -24,7 +24,7 @@ from harness.router import BASE, Router
 from harness.serving.policy import Arm, Policy
 from loop.analysis.analyze import analyze
 from loop.analysis.detectors import find
-from loop.analysis.labels import Detector, LapseContext
+from loop.analysis.labels import Detector
 from loop.cycle.graph import CycleState, Update
 from loop.cycle.measuring import Measuring
 from loop.cycle.policies import active_policy, arm_of, served_name
@@ -32,7 +32,7 @@ from loop.cycle.rows import Rows
 from loop.cycle.settings import CycleSettings
 from loop.promotion import decide
 from loop.serving import stored_policy
-from loop.synthesis.labels import labeler
+from loop.synthesis.labels import labeler, lapser
 from loop.synthesis.loading import fingerprint_elsewhere, from_spec
 from loop.training.artifacts import publish_text
 from loop.training.grpo import train_grpo
@@ -126,7 +126,7 @@ class CycleStages:
             report = admit(
                 self._factory(row),
                 tools,
-                lapse=lambda acts, task: detector.lapse(acts, LapseContext(task.messages, tools)),
+                lapse=lapser(detector, tools),
                 label=labeler(detector),
                 held_out=self.measuring.held_out(),
                 elsewhere=lambda seeds: fingerprint_elsewhere(spec, seeds),

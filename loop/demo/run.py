@@ -68,7 +68,7 @@ FULL = DemoSize(
     gate=48,
     report=100,
     side=100,
-    warm_start=WarmStart(solutions=160, steps=40, batch=4, first_layer=10),
+    warm_start=WarmStart(solutions=192, steps=48, batch=4, first_layer=10),
     training=GRPOSettings(steps=15, groups_per_step=8, group_size=4),
 )
 

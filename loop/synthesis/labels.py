@@ -1,11 +1,12 @@
-"""A detector as admission needs it: a label for an episode's messages."""
+"""A detector as admission needs it: a label for an episode's messages, and the lapse of a solution."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from loop.analysis.labels import Detector
+from harness.admission import Mutate
+from loop.analysis.labels import Detector, LapseContext
 from storage.trajectory import Trajectory, message_from_dict
 
 Json = Any
@@ -19,3 +20,8 @@ def labeler(detector: Detector) -> Callable[[Sequence[Mapping[str, Json]], Seque
         return detector.label(run).value
 
     return label
+
+
+def lapser(detector: Detector, tools: Sequence[Mapping[str, Json]]) -> Mutate:
+    """The detector's mutation of a solution, for admission; ``tools`` are the target's."""
+    return lambda acts, task: detector.lapse(acts, LapseContext(task.messages, tools))

@@ -13,10 +13,10 @@ import structlog
 from harness.admission import AdmissionReport, Check, Thresholds, admit, fingerprint
 from harness.sandbox.host import Limits, SandboxError, open_module
 from loop.analysis.analyst.client import CachedClient
-from loop.analysis.labels import Detector, LapseContext
+from loop.analysis.labels import Detector
 from loop.synthesis.generated.brief import Brief, instructions, repair
 from loop.synthesis.generated.module import LONGEST, code_in, compose, written_part
-from loop.synthesis.labels import labeler
+from loop.synthesis.labels import labeler, lapser
 from loop.training.artifacts import publish_text
 
 Json = Any
@@ -99,7 +99,7 @@ def judge_for(
     a machine that can't contain it is a TraceError, since no other module would fare better."""
     tools = list(brief.tools)
     label = labeler(detector) if detector else None
-    lapse_of = detector.lapse if detector else None
+    lapse = lapser(detector, tools) if detector else None
 
     def opened(path: Path) -> Any:
         return open_module(path, limits=limits or Limits(), allow_weaker=allow_weaker)
@@ -121,7 +121,7 @@ def judge_for(
             report = admit(
                 make,
                 tools,
-                lapse=(lambda acts, task: lapse_of(acts, LapseContext(task.messages, tools))) if lapse_of else None,
+                lapse=lapse,
                 label=label,
                 systems=systems,
                 held_out=held_out,

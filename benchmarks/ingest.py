@@ -242,7 +242,8 @@ def _add_plainly(db: Any, tables: Any, id: str, events: list[dict[str, Any]]) ->
 
 def child(kind: str, home: Path) -> Any:
     command = [sys.executable, __file__, "--child", kind, str(home)]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    # What is logged goes to stdout as well; the result is the last line.
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
 
 
 def copy_of(full: Path, home: Path) -> Path:

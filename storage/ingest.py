@@ -23,11 +23,7 @@ from storage import assembly, bulk, codec
 from storage.database import Database
 from storage.errors import TraceError
 from storage.tables import SpoolSegment
-
-try:
-    import fcntl
-except ImportError:
-    fcntl = None
+from trace_sdk._spool import SILENT_SECONDS, writer_is_dead
 
 log = structlog.get_logger()
 
@@ -35,8 +31,6 @@ log = structlog.get_logger()
 _CHUNK_BYTES = 8 << 20
 # Segments that a collector receives have no file here; their names must not meet those of files.
 _REMOTE = "remote/"
-# Where files cannot be locked, a writer that has been silent for so long is taken for dead.
-_SILENT_SECONDS = 24 * 3600
 
 
 @dataclass(slots=True)
@@ -74,7 +68,7 @@ def ingest_spool(db: Database, home: Path) -> IngestReport:
         with _opened(path) as file:
             if file is None:
                 continue
-            dead = _writer_is_dead(file)
+            dead = writer_is_dead(file)
             # Most segments have nothing new; they must not cost a write lock.
             if dead or os.fstat(file.fileno()).st_size > positions.get(path.name, 0):
                 while _read_chunk(db, path, file, dead, report):
@@ -121,7 +115,7 @@ def receive(db: Database, name: str, position: int, data: bytes, final: bool) ->
     return Received(position + len(data), True, segment.broken + broken)
 
 
-def abort_silent(db: Database, seconds: float = _SILENT_SECONDS) -> int:
+def abort_silent(db: Database, seconds: float = SILENT_SECONDS) -> int:
     """Abort the open runs of remote segments that have been silent for so long: their machine may be gone. An end
     that comes after all corrects it. Returns how many."""
     table = SpoolSegment
@@ -209,19 +203,6 @@ def _parse(data: bytes) -> tuple[list[assembly.Event], int]:
         else:
             broken += 1
     return events, broken
-
-
-def _writer_is_dead(file: BinaryIO) -> bool:
-    """Whether the segment's lock can be had. It is then held until the file is closed."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # A file system without locks.
-    return time.time() - os.fstat(file.fileno()).st_mtime > _SILENT_SECONDS
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from trace_sdk import _log
 from trace_sdk._json import as_dict, loads
+from trace_sdk._spool import writer_is_dead
 
 try:
     import fcntl
@@ -33,8 +34,6 @@ _LOOK = 2.0
 """Seconds after which the outbox is looked at unasked: other processes of this home write there too."""
 _LONGEST_PAUSE = 60.0
 _CONNECT_TIMEOUT, _ANSWER_TIMEOUT = 5.0, 90.0
-# Where files cannot be locked, a writer that has been silent for so long is taken for dead.
-_SILENT_SECONDS = 24 * 3600
 _REFUSED = frozenset({400, 413, 422})
 
 
@@ -142,7 +141,7 @@ class Shipper:
         except FileNotFoundError:
             return
         with file:
-            dead = _writer_is_dead(file)
+            dead = writer_is_dead(file)
             # After the lock: what a writer leaves behind is complete.
             size = os.fstat(file.fileno()).st_size
             while size:
@@ -226,19 +225,6 @@ def _locked(path: Path, mode: str) -> Any:
     except OSError:
         file.close()
         raise
-
-
-def _writer_is_dead(file: BinaryIO) -> bool:
-    """Whether the segment's lock can be had; it is held until the file is closed."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-    return time.time() - os.fstat(file.fileno()).st_mtime > _SILENT_SECONDS
 
 
 def _whole_lines(file: BinaryIO, position: int, dead: bool) -> bytes:

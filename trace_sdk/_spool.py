@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from trace_sdk._ids import new_id
 
@@ -18,6 +20,22 @@ try:
     import fcntl
 except ImportError:  # no flock on this platform: aborted runs are then told only by their age
     fcntl = None
+
+SILENT_SECONDS = 24 * 3600
+"""Where files cannot be locked, a writer that has been silent for so long is taken for dead."""
+
+
+def writer_is_dead(file: BinaryIO) -> bool:
+    """Whether the segment's lock can be had, for whoever reads it. It is then held until the file is closed."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # A file system without locks.
+    return time.time() - os.fstat(file.fileno()).st_mtime > SILENT_SECONDS
 
 
 @dataclass(slots=True)

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
-from typer.testing import CliRunner, Result
 
-from loop.commands.app import app
-from loop.commands.logs import to_stderr
 from storage import tables
 from storage.content import ContentWriter
 from storage.database import open_database
 from storage.importers import FORMATS
+from tests.loop.commands.line import document, run, sample
 from tests.storage.importers.samples import SAMPLES, otlp_run, request
 
 ALL = pytest.mark.parametrize("name", list(FORMATS))
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("TRACE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TRACE_DATABASE_URL", raising=False)
-    to_stderr()
-    yield tmp_path / "home"
-    structlog.reset_defaults()
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def document(*arguments: object, exit_code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == exit_code, result.output
-    return json.loads(result.stdout)
-
-
-def sample(folder: Path, name: str) -> Path:
-    path = folder / SAMPLES[name].file
-    path.write_bytes(SAMPLES[name].data)
-    return path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @ALL

@@ -6,47 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import structlog
-from typer.testing import CliRunner, Result
 
-from loop.commands.app import app
-from loop.commands.logs import to_stderr
 from storage import tables
 from storage.database import open_database
 from storage.errors import TraceError
 from storage.ids import new_id
+from tests.loop.commands.line import document, run, sample
 from tests.storage.importers.samples import SAMPLES
 from tests.storage.spool import Writer, call, end, outcome, says, start, tool, user
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("TRACE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TRACE_DATABASE_URL", raising=False)
-    to_stderr()
-    yield tmp_path / "home"
-    structlog.reset_defaults()
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def document(*arguments: object, exit_code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == exit_code, result.output
-    return json.loads(result.stdout)
-
-
-def sample(folder: Path, name: str) -> Path:
-    path = folder / SAMPLES[name].file
-    path.write_bytes(SAMPLES[name].data)
-    return path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_import_says_what_was_added_and_adds_nothing_twice(tmp_path: Path) -> None:

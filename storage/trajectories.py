@@ -179,19 +179,20 @@ def _insert(connection: Connection, trajectories: Sequence[Trajectory], source: 
 
 
 def _to_row(t: Trajectory, content: ContentWriter, source: str) -> dict[str, Any]:
+    verdict = {"success": t.success, "score": t.score, "weight": 1.0}
+    return {"id": t.id, "source": source, "reference": t.reference, **verdict, **recorded_columns(t, content)}
+
+
+def recorded_columns(t: Trajectory, content: ContentWriter) -> dict[str, Any]:
+    """The columns that say what the run did, without where it came from and how it was judged."""
     text = codec.column_text
     return {
-        "id": t.id,
         "agent": text(t.agent),
         "version": text(t.version),
         "task": text(t.task),
         "session": text(t.session),
         "user": text(t.user),
-        "source": source,
         "state": t.status,
-        "success": t.success,
-        "score": t.score,
-        "reference": t.reference,
         "trainable": t.trainable,
         "model": text(t.model),
         "policy": text(t.policy),
@@ -201,7 +202,6 @@ def _to_row(t: Trajectory, content: ContentWriter, source: str) -> dict[str, Any
         "message_count": len(t.messages),
         "error": dict(t.error) if t.error is not None else None,
         "details": dict(t.metadata) or None,
-        "weight": 1.0,
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from sqlalchemy import Connection, update
 from sqlmodel import col
@@ -14,7 +13,7 @@ from storage.content import ContentWriter
 from storage.database import Database
 from storage.importers.otlp import parts
 from storage.trajectories import SaveReport
-from storage.trajectory import Trajectory, message_to_dict
+from storage.trajectory import Trajectory
 
 _BATCH = 200
 
@@ -89,31 +88,10 @@ def _grow(db: Database, pairs: Sequence[tuple[Trajectory, Trajectory]], source: 
 
 def _update(connection: Connection, runs: Sequence[Trajectory]) -> None:
     content = ContentWriter(connection)
-    rows = [_row(run, content) for run in runs]
+    rows = [trajectories.recorded_columns(run, content) for run in runs]
     content.flush()
     trajectories.ensure_owners(connection, rows)
     for run, row in zip(runs, rows, strict=True):
         connection.execute(update(tables.Trajectory).where(col(tables.Trajectory.id) == run.id).values(row))
     tags = [{"tag": codec.column_text(tag), "trajectory": run.id} for run in runs for tag in dict.fromkeys(run.tags)]
     bulk.insert_missing(connection, tables.Tag, tags)
-
-
-def _row(run: Trajectory, content: ContentWriter) -> dict[str, Any]:
-    text = codec.column_text
-    return {
-        "agent": text(run.agent),
-        "version": text(run.version),
-        "task": text(run.task),
-        "session": text(run.session),
-        "user": text(run.user),
-        "state": run.status,
-        "trainable": run.trainable,
-        "model": text(run.model),
-        "policy": text(run.policy),
-        "started_at": run.started_at,
-        "tools": content.tools(run.tools),
-        "messages": content.messages([message_to_dict(m) for m in run.messages]),
-        "message_count": len(run.messages),
-        "error": dict(run.error) if run.error is not None else None,
-        "details": dict(run.metadata) or None,
-    }

@@ -30,6 +30,7 @@ from loop.cycle.measuring import Measuring
 from loop.cycle.policies import active_policy, arm_of, served_name
 from loop.cycle.rows import Rows
 from loop.cycle.settings import CycleSettings
+from loop.names import slug
 from loop.promotion import decide
 from loop.serving import stored_policy
 from loop.synthesis.labels import labeler, lapser
@@ -37,7 +38,7 @@ from loop.synthesis.loading import fingerprint_elsewhere, from_spec
 from loop.training.artifacts import publish_text
 from loop.training.grpo import train_grpo
 from loop.training.sft import train_sft
-from loop.training.single import reference_dialogues, slug
+from loop.training.single import reference_dialogues
 from loop.training.steps import StepMetrics
 from storage import tables
 from storage.database import Database

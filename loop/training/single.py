@@ -7,7 +7,6 @@ its last finished step when the same training is asked for.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from sqlmodel import Session, col, or_, select
 from harness.environment import Environment
 from harness.episodes import run_episodes
 from harness.policies import ReferencePolicy
+from loop.names import slug
 from loop.training.grpo import AdapterServer, train_grpo
 from loop.training.sft import Dialogue, train_sft
 from loop.training.steps import GRPOSettings, StepMetrics
@@ -120,11 +120,6 @@ def step_row(run: str, step: StepMetrics) -> tables.TrainingStep:
 def served_step_name(environment: str, run: str) -> str:
     """What the adapters of a training's steps are served under, before it has a version."""
     return f"{slug(environment)}@{run.lower()}"
-
-
-def slug(name: str) -> str:
-    """A name that vLLM, a file system and a person can all take."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "adapter"
 
 
 def _open_run(database: Database, environment: str, model: Path, settings: SingleSettings) -> tables.TrainingRun:

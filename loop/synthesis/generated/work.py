@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from harness.sandbox.host import Limits
 from loop.analysis import detectors, history
 from loop.analysis.analyst.client import CachedClient, Client, Ledger
 from loop.analysis.labels import Detector
+from loop.names import slug
 from loop.synthesis import store
 from loop.synthesis.generated.brief import Brief, brief_of, systems_of
 from loop.synthesis.generated.generate import ROUNDS, Attempt, generate, judge_for
@@ -100,7 +100,7 @@ def write_environment(
     labels = _labels(db, capability, runs)
     brief = brief_of(runs, labels, capability.name, capability.description, tools=tools, held_out=apart)
     generation, earlier = _earlier(db, agent, capability.key)
-    folder = home / "environments" / f"{_slug(agent)}-{_slug(capability.name)}-{generation}"
+    folder = home / "environments" / f"{slug(agent)}-{slug(capability.name)}-{generation}"
     ledger = Ledger(budget)
     kept: list[str] = []
 
@@ -111,7 +111,7 @@ def write_environment(
         if cycle is not None:
             evidence["cycle"] = cycle
         row = tables.Environment(
-            name=f"{_slug(capability.name)}-generated",
+            name=f"{slug(capability.name)}-generated",
             agent=agent,
             capability=capability.row,
             kind="generated",
@@ -210,7 +210,3 @@ def _attempt(session: Session, row: tables.Environment) -> Attempt:
     )
     source = str(row.spec.get("module") or "") if (row.spec or {}).get("format") == FORMAT else ""
     return Attempt(row.evidence["round"], source, AdmissionReport(row.name, checks))
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-") or "environment"

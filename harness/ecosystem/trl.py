@@ -104,7 +104,7 @@ def _method(function: Mapping[str, Json]) -> Any:
     ]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__name__ = method.__qualname__ = name
-    method.__signature__ = inspect.Signature([itself, *parameters])  # type: ignore[attr-defined]
+    method.__signature__ = inspect.Signature([itself, *parameters])  # type: ignore[attr-defined]  # functions carry one at run time
     method.__annotations__ = {p.name: p.annotation for p in parameters}
     told = "\n".join(f"    {n}: {_one_line(inner.get('description')) or n}" for n, inner in properties.items())
     method.__doc__ = f"{function.get('description') or name}\n" + (f"\nArgs:\n{told}\n" if told else "")
@@ -118,7 +118,7 @@ def _annotation(schema: Mapping[str, Json]) -> Any:
     if isinstance(kind, list):
         kind = next((k for k in kind if k != "null"), None)
     if kind == "array" and isinstance(schema.get("items"), Mapping):
-        return list[_annotation(schema["items"])]  # type: ignore[misc]
+        return list[_annotation(schema["items"])]  # type: ignore[misc]  # made at run time
     return _TYPES.get(str(kind), str)
 
 

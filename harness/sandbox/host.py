@@ -68,7 +68,7 @@ def containment() -> Containment:
     return Containment(True, process.layers)
 
 
-def open_module(path: Path, *, limits: Limits = Limits(), allow_weaker: bool = False) -> ModuleFactory:  # noqa: B008
+def open_module(path: Path, *, limits: Limits = Limits(), allow_weaker: bool = False) -> ModuleFactory:
     """A factory of the environments that the module at ``path`` makes. The module is imported right away.
 
     ``allow_weaker`` runs it in a plain process of its own, with this user's rights, files and network, and with this

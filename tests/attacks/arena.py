@@ -95,12 +95,12 @@ class Arena:
         path.write_text(textwrap.dedent(source))
         return path
 
-    def contained(self, attack: Attack, *, limits: Limits = Limits(), **arguments: Any) -> str:  # noqa: B008
+    def contained(self, attack: Attack, *, limits: Limits = Limits(), **arguments: Any) -> str:
         """What the attack says in the sandbox. Nothing of it is left afterwards, and the bystander still runs."""
         source = _source(attack) + HOSTILE.format(attack=attack.__name__, arguments=arguments)
         return self.outcome(source, lambda make: str(make().reset(1).messages[0]["content"]), limits)
 
-    def outcome(self, source: str, play: Callable[[ModuleFactory], str], limits: Limits = Limits()) -> str:  # noqa: B008
+    def outcome(self, source: str, play: Callable[[ModuleFactory], str], limits: Limits = Limits()) -> str:
         """What ``play`` returns for the module's factory, or what the SandboxError says."""
         pids: list[int] = []
         try:

@@ -57,7 +57,7 @@ def two_calls(make: ModuleFactory) -> str:
     return env.call("tool", {})
 
 
-def play(arena: Arena, method: str, limits: Limits = Limits(seconds=5), steps: Any = one_call) -> str:  # noqa: B008
+def play(arena: Arena, method: str, limits: Limits = Limits(seconds=5), steps: Any = one_call) -> str:
     return arena.outcome(f"{PREAMBLE}\nclass Liar(Base):\n    {method}\nmake = Liar\n", steps, limits)
 
 

@@ -55,7 +55,7 @@ def read_file(format: Format, path: Path, options: Options) -> Iterator[Trajecto
         raise TraceError(f"cannot read the file: {error.strerror or error}", where=str(path)) from error
     except ValueError as error:
         fix = f"`trace-sdk import {format.name}` reads {format.description}."
-        raise TraceError(f"not a {format.name} file: {error}", where=str(path), fix=fix) from error
+        raise TraceError(f"this is no {format.name} file: {error}", where=str(path), fix=fix) from error
 
 
 def read_tools(path: Path) -> tuple[dict[str, Any], ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,10 @@ from typing import Any, Literal, Protocol
 import httpx
 import structlog
 
-from harness.environment import Environment
+from harness.environment import Act, Environment
 from harness.episodes import answer
+from harness.policies import act_message
+from harness.rendering import Marked
 from harness.scoring import score
 
 log = structlog.get_logger()
@@ -41,11 +44,14 @@ class TokenRenderer(Protocol):
         self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]: ...
 
+    def marked(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Marked: ...
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
     """``max_tokens`` bounds one reply, ``max_context`` prompt and completion together (tokens), ``timeout`` one
-    request (seconds), ``concurrency`` the episodes in flight."""
+    request (seconds), ``concurrency`` the episodes in flight. ``late``: for this share of the tasks an episode begins
+    inside the reference solution (see `begin_late`)."""
 
     temperature: float = 1.0
     max_turns: int = 6
@@ -53,6 +59,7 @@ class RolloutSettings:
     max_context: int = 4096
     concurrency: int = 32
     timeout: float = 120.0
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,10 @@ class RolloutBatch:
     @property
     def rollouts(self) -> list[Rollout]:
         return [rollout for group in self.groups for rollout in group]
+
+
+NOT_SAMPLED = 1.0
+"""Stands for the log-probability of a token that no policy sampled: none can be above 0."""
 
 
 class _Fault(Exception):
@@ -139,14 +150,23 @@ async def _collect(
     ) as client:
         await _warm(client, model, renderer, env_factory, seeds, settings)
 
+        # A prompt is computed by the first episode of its group: requests that arrive together share nothing yet.
+        computed = [asyncio.Event() for _ in seeds]
+
         async def one(index: int, seed: int, copy_number: int) -> None:
+            if copy_number:
+                await computed[index].wait()
             async with slots:
                 try:
-                    rollout = await _episode(client, model, renderer, env_factory(), seed, copy_number, settings)
+                    rollout = await _episode(
+                        client, model, renderer, env_factory(), seed, copy_number, settings, computed[index].set
+                    )
                 except _Fault as fault:
                     batch.faults[fault.kind] += 1
                     log.warning("rollout dropped", kind=fault.kind, seed=seed, error=repr(fault.__cause__))
                     return
+                finally:
+                    computed[index].set()
             batch.groups[index].append(rollout)
             batch.sampled += sum(rollout.env_mask)
 
@@ -192,6 +212,7 @@ async def _episode(
     seed: int,
     copy_number: int,
     settings: RolloutSettings,
+    prompt_computed: Callable[[], None],
 ) -> Rollout:
     try:
         task = env.reset(seed)
@@ -200,6 +221,10 @@ async def _episode(
     except Exception as error:
         raise _Fault("environment") from error
     messages: list[dict[str, Any]] = [dict(message) for message in task.messages]
+    try:
+        messages += begin_late(env, reference, settings.late, seed)
+    except Exception as error:
+        raise _Fault("environment") from error
     prompt = renderer.prompt_ids(messages, env.tools)
     ids: list[int] = list(prompt)
     logprobs: list[float] = []
@@ -214,6 +239,7 @@ async def _episode(
         reply = await _complete(
             client, model, ids, min(settings.max_tokens, room), settings, seed=_sampling_seed(seed, copy_number, turns)
         )
+        prompt_computed()
         turns += 1
         ids += reply.ids
         logprobs += reply.logprobs
@@ -262,6 +288,69 @@ async def _episode(
         turns=turns,
         finish=finish,
     )
+
+
+def reference_rollout(
+    renderer: TokenRenderer, env: Environment, seed: int, settings: RolloutSettings
+) -> Rollout | None:
+    """The environment's own solution of a task as an episode: from where the episodes of its group begin, with the
+    tokens that a policy would have sampled and `NOT_SAMPLED` for their log-probabilities.
+
+    None where it is not solved, too long, or cannot be rendered with the group's prompt.
+    """
+    task = env.reset(seed)
+    before = copy.deepcopy(dict(env.state()))
+    goals, reference = env.goals(), env.reference()
+    start = [dict(message) for message in task.messages]
+    start += begin_late(env, reference, settings.late, seed)
+    messages = list(start)
+    played = sum(message["role"] == "assistant" for message in start[len(task.messages) :])
+    for index, act in enumerate(reference[played:], played):
+        message = act_message(act, index)
+        messages += [message, *(_answers(env, message) or [])]
+    while messages[-1]["role"] != "assistant":
+        messages.pop()
+    added = messages[len(task.messages) :]
+    result = score(goals, before, env.state(), added, reference=reference, tools=env.tools)
+    prompt = tuple(renderer.prompt_ids(start, env.tools))
+    try:
+        marked = renderer.marked(messages, env.tools)
+    except Exception as error:  # a template that the renderer can't follow back; sampled episodes show the same
+        log.warning("reference not rendered", seed=seed, error=repr(error))
+        return None
+    completion, mask = marked.ids[len(prompt) :], marked.mask[len(prompt) :]
+    if not result.success or marked.ids[: len(prompt)] != prompt or len(marked.ids) > settings.max_context:
+        return None
+    return Rollout(
+        prompt_ids=prompt,
+        completion_ids=completion,
+        logprobs=tuple(NOT_SAMPLED if own else 0.0 for own in mask),
+        env_mask=mask,
+        reward=result.shaped,
+        success=True,
+        components=dict(result.components),
+        seed=seed,
+        turns=len(reference) - played,
+        finish="done",
+    )
+
+
+def begin_late(env: Environment, reference: Sequence[Act], share: float, seed: int) -> list[dict[str, Any]]:
+    """Play the first acts of the reference for ``share`` of the seeds; what was said and answered, as messages.
+
+    Cut before one of its calls but the first, so that a policy meets the later choices of a long task without the
+    price of the earlier ones, and all episodes of the task differ from there on only (Xi et al. 2024, arXiv
+    2402.05808, start reinforcement learning inside demonstrations likewise). A seed always begins at the same act.
+    """
+    calls = [i for i, act in enumerate(reference) if act.tool]
+    drawn = random.Random(f"late:{seed}")
+    if len(calls) < 2 or drawn.random() >= share:
+        return []
+    messages: list[dict[str, Any]] = []
+    for index, act in enumerate(reference[: drawn.choice(calls[1:])]):
+        message = act_message(act, index)
+        messages += [message, *(_answers(env, message) or [])]
+    return messages
 
 
 def _answers(env: Environment, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:

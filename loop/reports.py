@@ -100,6 +100,7 @@ def build(database: Database, cycle_id: str) -> dict[str, Any]:
         "grpo": {
             "optimizer_steps": len(steps),
             "informative_groups": _informative(steps),
+            "guided_groups": _guided(steps),
             "reward_by_step": [step.reward for step in steps],
             "adapter_sha256": adapters[-1].sha256 if adapters else None,
             "warm_start_sha256": adapters[-1].parent_sha256 if adapters else None,
@@ -161,6 +162,7 @@ def render(report: Mapping[str, Any]) -> str:
         lines.append(
             f"  GRPO over warm start: {grpo['gain_over_warm_start']:+.0%} ({low:+.0%} to {high:+.0%}), "
             f"{grpo['optimizer_steps']} optimizer steps, {grpo['informative_groups']:.0%} of groups informative"
+            + (f", {grpo['guided_groups']:.0%} shown the reference" if grpo.get("guided_groups") else "")
         )
         if low <= 0:
             lines.append("  The interval includes zero: on these tasks GRPO's part is not shown.")
@@ -198,3 +200,9 @@ def _informative(steps: list[TrainingStep]) -> float:
     groups = sum((s.metrics or {}).get("groups", 0) for s in steps)
     informative = sum((s.informative_groups or 0.0) * (s.metrics or {}).get("groups", 0) for s in steps)
     return informative / groups if groups else 0.0
+
+
+def _guided(steps: list[TrainingStep]) -> float:
+    """Share of all sampled groups in which nothing was solved and the reference took a place."""
+    groups = sum((s.metrics or {}).get("groups", 0) for s in steps)
+    return sum((s.metrics or {}).get("guided", 0) for s in steps) / groups if groups else 0.0

@@ -398,7 +398,9 @@ class CycleStages:
     def _say_step(self, step: StepMetrics, total: int) -> None:
         self.say(
             f"GRPO step {step.step}/{total}: reward {step.reward:.2f}, solved {step.success:.0%}, "
-            f"{step.informative:.0%} of groups informative, {step.seconds_rollouts + step.seconds_training:.0f} s"
+            f"{step.informative:.0%} of groups informative"
+            + (f", {step.guided} shown the reference" if step.guided else "")
+            + f", {step.seconds_rollouts + step.seconds_training:.0f} s"
         )
 
     def _enter(self, state: CycleState, stage: str) -> None:

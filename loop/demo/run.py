@@ -50,9 +50,8 @@ class DemoSize:
     training: GRPOSettings
 
 
-# A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step. Many small groups: with
-# four tasks of eight episodes a step, success swung between 20 % and 92 %, and the policy drifted to the first of two
-# orders.
+# A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step. More than half of the
+# tasks begin late, where an episode costs half. docs/architecture.md says what guidance is for.
 QUICK = DemoSize(
     record=150,
     fit=16,
@@ -60,7 +59,9 @@ QUICK = DemoSize(
     report=40,
     side=20,
     warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
-    training=GRPOSettings(steps=5, groups_per_step=4, group_size=4, resample_rounds=0),
+    training=GRPOSettings(
+        steps=5, groups_per_step=4, group_size=4, resample_rounds=0, learning_rate=6e-4, late=0.6, guide=True
+    ),
 )
 FULL = DemoSize(
     record=200,
@@ -68,8 +69,17 @@ FULL = DemoSize(
     gate=48,
     report=100,
     side=100,
-    warm_start=WarmStart(solutions=192, steps=48, batch=4, first_layer=10),
-    training=GRPOSettings(steps=15, groups_per_step=8, group_size=4),
+    warm_start=WarmStart(solutions=112, steps=28, batch=4, first_layer=10),
+    training=GRPOSettings(
+        steps=15,
+        groups_per_step=16,
+        group_size=4,
+        resample_rounds=0,
+        learning_rate=1e-3,
+        max_turns=5,
+        late=0.6,
+        guide=True,
+    ),
 )
 
 

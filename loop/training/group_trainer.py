@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PrinterCallback
 
-from harness.rollouts import common_prefix
+from harness.rollouts import NOT_SAMPLED, common_prefix
 from loop.training.activity import PROBE
 from loop.training.artifacts import publish_folder
 from loop.training.shared_prompt import Prefix, score_group, supports
@@ -154,7 +155,7 @@ class GroupTrainer(GRPOTrainer):
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **kwargs
             )
             if self.temperature == 1.0:
-                self._meter.add(result[0].detach(), inputs["sampling_per_token_logps"], mask, self.epsilon_high)
+                self._compare(result[0].detach(), result[0].detach(), mask)
             return result
         rows = zip(inputs["completion_ids"], inputs["completion_mask"].bool(), strict=True)
         with self.accelerator.autocast():
@@ -166,8 +167,18 @@ class GroupTrainer(GRPOTrainer):
                 temperature=self.temperature,
                 prefix=self._prefix,
             )
-        self._meter.add(scores.raw, inputs["sampling_per_token_logps"], mask, self.epsilon_high)
+        self._compare(scores.raw, scores.logps.detach(), mask)
         return scores.logps, scores.entropies, None
+
+    def _compare(self, raw: Tensor, now: Tensor, mask: Tensor) -> None:
+        """Meter what trainer and server make of the sampled tokens. Tokens of a reference, which no policy sampled,
+        are left out, and get the ratio 1: their gradient is that of their likelihood, times the advantage."""
+        served = self._window["sampling_per_token_logps"]
+        given = served == NOT_SAMPLED
+        self._meter.add(raw, served, mask & ~given, self.epsilon_high)
+        old = self._window.get("old_per_token_logps")
+        if old is not None:
+            self._window["old_per_token_logps"] = torch.where(given, now, old)
 
     def _core(self) -> Any:
         return self.accelerator.unwrap_model(self.model).get_base_model()

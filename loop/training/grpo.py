@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from harness.environment import Environment
-from harness.rollouts import Rollout, RolloutSettings, TokenRenderer, collect
+from harness.rollouts import NOT_SAMPLED, Rollout, RolloutSettings, TokenRenderer, collect, reference_rollout
 from harness.serving.adapters import CONFIG, WEIGHTS, read_adapter
 from loop.training.activity import PROBE
 from loop.training.artifacts import publish_folder, publish_text
@@ -161,6 +161,7 @@ class _Rollouts:
             max_context=config.max_context,
             concurrency=config.concurrency,
             timeout=config.timeout,
+            late=config.late,
         )
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -181,6 +182,7 @@ class _Rollouts:
             "informative": _mean([float(informative(group)) for group in sampled]),
             "groups": len(sampled),
             "used": sum(informative(group) for group in used),
+            "guided": sum(NOT_SAMPLED in rollout.logprobs for group in used for rollout in group),
             "rollouts": len(episodes),
             "turns": _mean([float(r.turns) for r in episodes]),
             "prompt_tokens": sum(len(r.prompt_ids) for r in episodes),
@@ -244,7 +246,7 @@ class _Rollouts:
             )
             faults.update(batch.faults)
             sampled += [group for group in batch.groups if group]
-            used += [group for group in batch.groups if informative(group)]
+            used += [group for group in map(self._guided, batch.groups) if informative(group)]
         if not sampled:
             kinds = ", ".join(f"{count} {kind}" for kind, count in faults.most_common())
             raise TraceError(
@@ -258,6 +260,19 @@ class _Rollouts:
             filler = constant[len(used) % len(constant)]
             used.append([replace(rollout, reward=0.0) for rollout in filler])
         return used, sampled, faults
+
+    def _guided(self, group: list[Rollout]) -> list[Rollout]:
+        """The group, in which the reference takes a place when no episode is solved. Else a policy that has settled
+        on a wrong choice would never hear of the right one: all its episodes fail alike, without a gradient."""
+        if not self._config.guide or not group or any(rollout.success for rollout in group):
+            return group
+        seed = group[0].seed
+        try:
+            reference = reference_rollout(self._renderer, self._env_factory(), seed, self._settings)
+        except Exception as error:  # an environment may be anybody's code; its sampled episodes are still good
+            log.warning("reference not played", seed=seed, error=repr(error))
+            return group
+        return group if reference is None else [*group[: self._config.group_size - 1], reference]
 
     def _rows(self, group: list[Rollout]) -> list[tuple[Rollout, float | None]]:
         """One row per place in the group; the places of dropped episodes get a copy without a reward, which TRL

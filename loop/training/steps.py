@@ -17,8 +17,10 @@ class GRPOSettings:
     ratio to 1 ± clip. ``train_size``: how many episodes of a group carry the gradient, those whose rewards differ
     most; 0 for all. Fewer make the training half of a step cheaper by their share. ``learning_rate`` falls linearly
     over the steps. ``scale_rewards``: by which deviation advantages are divided; by the batch's, because a group
-    whose rewards differ by a hundredth would else pull as hard as one in which half is solved. ``threads``: CPU
-    threads of the trainer, 0 for all.
+    whose rewards differ by a hundredth would else pull as hard as one in which half is solved. ``late``: the share of
+    tasks whose episodes begin inside the reference solution (`harness.rollouts.begin_late`). ``guide``: a
+    group in which no episode is solved gets the reference solution in the place of one of them (Yan et al. 2025,
+    arXiv 2504.14945, put demonstrations into groups likewise). ``threads``: CPU threads of the trainer, 0 for all.
     """
 
     steps: int = 10
@@ -38,6 +40,8 @@ class GRPOSettings:
     loss: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "batch"
     max_grad_norm: float = 1.0
+    late: float = 0.0
+    guide: bool = False
     share_prompts: bool = True
     threads: int = 0
 
@@ -45,7 +49,8 @@ class GRPOSettings:
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
     """One finished step. Reward and success are means over *all* episodes that were run, also those whose group
-    was dropped; ``informative`` is the share of sampled groups with unequal rewards, ``used`` those in the gradient.
+    was dropped; ``informative`` is the share of sampled groups with unequal rewards, ``used`` those in the gradient,
+    ``guided`` those of them that hold a reference solution.
 
     ``adapter`` is the name the rollouts were served under, ``adapter_sha256`` its weights. ``logprob_difference``
     is the mean absolute difference per sampled token between server and trainer (nats): the noise floor in float32
@@ -76,6 +81,7 @@ class StepMetrics:
     grad_norm: float
     learning_rate: float
     entropy: float
+    guided: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from harness.environment import Environment
-from harness.rollouts import RolloutBatch, RolloutSettings, collect
+from harness.rendering import Marked
+from harness.rollouts import NOT_SAMPLED, RolloutBatch, RolloutSettings, collect, reference_rollout
+from tests.harness.desk import LoanDesk
 from tests.harness.toy import CoinEnvironment
 
 END = 3
@@ -22,7 +25,7 @@ class Mismatch(Exception):
 
 
 class ByteRenderer:
-    """A message is its characters between a mark for its role and END."""
+    """A message is its characters between a mark for its role and END; a call is "!" and its arguments."""
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         return [i for m in messages for i in self._message(m)] + [1]
@@ -40,8 +43,16 @@ class ByteRenderer:
             raise Mismatch
         return [*self._message(messages[-1]), 1]
 
+    def marked(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Marked:
+        ids = [(i, int(own and at > 0)) for m in messages for own, at, i in self._owned(m)]
+        return Marked(tuple(i for i, _ in ids), tuple(own for _, own in ids))
+
+    def _owned(self, message: Mapping[str, Any]) -> list[tuple[bool, int, int]]:
+        return [(message["role"] == "assistant", at, i) for at, i in enumerate(self._message(message))]
+
     def _message(self, message: Mapping[str, Any]) -> list[int]:
-        return [2, *(ord(c) for c in message["content"]), END]
+        calls = "".join(f"!{call['function']['arguments']}" for call in message.get("tool_calls") or ())
+        return [1 if message["role"] == "assistant" else 2, *(ord(c) for c in message["content"] + calls), END]
 
 
 class Model:
@@ -174,3 +185,42 @@ def test_an_environment_that_raises_is_its_own_fault() -> None:
 
     batch, _ = play(lambda prompt: "x", env=Broken)
     assert batch.faults == {"environment": 2}
+
+
+def test_a_late_episode_begins_inside_the_reference_and_is_scored_as_a_whole_one() -> None:
+    late = replace(SETTINGS, late=1.0, max_context=2000, max_tokens=200)
+    batch, _ = play(lambda prompt: "I can't.", seeds=(1, 2), settings=late, env=LoanDesk)
+    for group in batch.groups:
+        assert len({rollout.prompt_ids for rollout in group}) == 1
+        text = "".join(chr(i) for i in group[0].prompt_ids)
+        assert '"loans": [' in text  # what the first call found stands in the prompt
+        assert not group[0].success
+        assert group[0].components["progress"] == 0.5  # the call that was played counts; the second is missing
+    whole, _ = play(lambda prompt: "I can't.", seeds=(1, 2), settings=replace(late, late=0.0), env=LoanDesk)
+    assert '"loans": [' not in "".join(chr(i) for i in whole.groups[0][0].prompt_ids)
+
+
+def test_a_task_of_one_call_has_no_late_beginning() -> None:
+    batch, _ = play(lambda prompt: "x", settings=replace(SETTINGS, late=1.0))
+    assert batch.groups[0][0].prompt_ids == tuple(ByteRenderer().prompt_ids(CoinEnvironment().reset(1).messages, ()))
+
+
+@pytest.mark.parametrize("late", [0.0, 1.0])
+def test_the_reference_as_an_episode_goes_on_from_its_groups_prompt(late: float) -> None:
+    settings = replace(SETTINGS, late=late, max_context=2000)
+    batch, _ = play(lambda prompt: "x", settings=settings, env=LoanDesk)
+    episode = reference_rollout(ByteRenderer(), LoanDesk(), 1, settings)
+    assert episode is not None
+    assert episode.success
+    assert episode.prompt_ids == batch.groups[0][0].prompt_ids
+    assert episode.turns == (2 if late else 3)
+    desk = LoanDesk()
+    desk.reset(1)
+    own = "".join(chr(i) for i, m in zip(episode.completion_ids, episode.env_mask, strict=True) if m)
+    assert own.endswith(f"{desk.reference()[2].text}\x03")
+    assert episode.logprobs == tuple(NOT_SAMPLED * m for m in episode.env_mask)
+
+
+def test_a_reference_that_solves_nothing_or_has_no_room_is_none() -> None:
+    assert reference_rollout(ByteRenderer(), CoinEnvironment(), 1, SETTINGS) is None
+    assert reference_rollout(ByteRenderer(), LoanDesk(), 1, replace(SETTINGS, max_context=50)) is None

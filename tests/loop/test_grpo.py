@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from harness.rollouts import Rollout, RolloutBatch, common_prefix
+from harness.rendering import Renderer
+from harness.rollouts import Rollout, RolloutBatch, RolloutSettings, common_prefix, reference_rollout
 from harness.serving.adapters import read_adapter
 from loop.training import grpo
 from loop.training.grpo import train_grpo
 from loop.training.steps import GRPOSettings, StepMetrics
 from storage.errors import TraceError
+from tests.harness.desk import LoanDesk
 from tests.harness.toy import CoinEnvironment
 
 pytestmark = pytest.mark.heavy
@@ -228,6 +230,54 @@ def test_groups_of_equal_rewards_are_resampled_and_dropped_episodes_leave_their_
     assert fewer.steps[0].grad_norm > 0
 
 
+def test_a_group_in_which_nothing_is_solved_learns_from_the_reference(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    renderer, desk = Renderer(tiny_model), LoanDesk()
+    config = replace(SETTINGS, steps=2, max_context=4000)
+
+    def alike(*args: Any, **kwargs: Any) -> RolloutBatch:
+        batch = fake_collect(*args, **kwargs)
+        for index, seed in enumerate(args[4]):
+            prompt = tuple(renderer.prompt_ids(desk.reset(seed).messages, desk.tools))
+            batch.groups[index] = [
+                replace(r, prompt_ids=prompt, success=False, reward=0.2) for r in batch.groups[index]
+            ]
+        return batch
+
+    monkeypatch.setattr(grpo, "collect", alike)
+
+    def trained(name: str, guide: bool) -> Any:
+        settings = replace(config, guide=guide)
+        given: dict[str, Any] = {"env_factory": LoanDesk, "renderer": renderer, "seeds": lambda draw: 1 + draw % 2}
+        return train_grpo(
+            model_dir=tiny_model, server=FakeServer(), out_dir=tmp_path / name, name="d@1", config=settings, **given
+        )
+
+    def likelihood(adapter: Path) -> float:
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), str(adapter))
+        solution = reference_rollout(renderer, desk, 1, RolloutSettings(max_context=4000))
+        assert solution is not None
+        ids = torch.tensor([[*solution.prompt_ids, *solution.completion_ids]])
+        with torch.no_grad():
+            logps = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
+        own = torch.tensor([0] * len(solution.prompt_ids) + list(solution.env_mask))[1:]
+        return float((logps * own).sum() / own.sum())
+
+    plain, guided = trained("plain", False), trained("guided", True)
+    assert [(s.used, s.guided, s.informative) for s in plain.steps] == [(0, 0, 0.0)] * 2
+    assert [(s.used, s.guided, s.informative) for s in guided.steps] == [(2, 2, 0.0)] * 2
+    # What the policy did itself is what is reported; the reference is no rollout.
+    assert [(s.rollouts, s.success, s.reward) for s in guided.steps] == [(8, 0.0, pytest.approx(0.2))] * 2
+    # Tokens that nobody sampled have no ratio to a server's.
+    assert all(s.logprob_difference < 3 for s in guided.steps)
+    assert likelihood(guided.adapter_path) > likelihood(plain.adapter_path) + 0.01
+
+
 def test_no_episode_at_all_is_an_error_that_keeps_what_was_trained(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +295,6 @@ def test_no_episode_at_all_is_an_error_that_keeps_what_was_trained(
 
 
 def test_a_real_step_against_vllm_trains_what_the_server_then_serves(vllm_tiny: Any, tmp_path: Path) -> None:
-    from harness.rendering import Renderer
     from loop.training.activity import verify_adapter
 
     server, model = vllm_tiny.server, vllm_tiny.model

@@ -82,7 +82,7 @@ class Format:
     split: Callable[[Source], Iterable[Raw]]
     build: Callable[[Raw, str], dict[str, Any]]
     sources: Callable[[Path], Iterator[Source]] = one_file
-    extra_tools: Callable[[list[Raw]], tuple[Mapping[str, Any], ...]] = lambda _: ()
+    extra_tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that runs of this format have beside those of ``--tools``."""
     save: Callable[[Database, Iterable[Trajectory], str], SaveReport] = trajectories.save
     """How its runs are stored: each once, or, where a run can come in parts, united with what is there."""
@@ -97,7 +97,7 @@ def read(format: Format, source: Source, options: Options) -> Iterator[Trajector
     tools = options.tools
     if tools:
         known = {_name(tool) for tool in tools}
-        tools += tuple(tool for tool in format.extra_tools(records) if _name(tool) not in known)
+        tools += tuple(tool for tool in format.extra_tools if _name(tool) not in known)
     for index, raw in enumerate(records):
         if isinstance(raw.value, ValueError):
             yield BrokenRecord(source.file, raw.position, str(raw.value))

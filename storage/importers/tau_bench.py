@@ -6,7 +6,7 @@ the first tool call of a turn was executed, so the others have no result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from storage.importers import fields
@@ -53,21 +53,4 @@ def build(raw: Raw, _file: str) -> dict[str, Any]:
     return found
 
 
-def extra_tools(records: list[Raw]) -> tuple[Mapping[str, Any], ...]:
-    """The tool `think`, where any run of the file called it."""
-    return (_THINK,) if any('"think"' in _calls(raw.value) for raw in records) else ()
-
-
-def _calls(record: object) -> str:
-    traj = record.get("traj") if isinstance(record, dict) else None
-    names: list[str] = []
-    for message in traj if isinstance(traj, list) else []:
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        for call in calls if isinstance(calls, list) else []:
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict):
-                names.append(f'"{function.get("name")}"')
-    return " ".join(names)
-
-
-FORMAT = Format("tau-bench", "results of tau-bench (a JSON list)", split, build, extra_tools=extra_tools)
+FORMAT = Format("tau-bench", "results of tau-bench (a JSON list)", split, build, extra_tools=(_THINK,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,51 +209,79 @@ def admit_(
         schemas = _read_json(tools) if tools else _recorded_tools(db, agent)
         texts = _read_lines(held_out) if held_out else []
         if path.suffix in (".json", ".py") or path.is_file():
-            report = _admit_file(db, path, agent, capability, schemas, texts, weaker)
+            id, report = _admit_file(db, path, agent, capability, schemas, texts, weaker)
         else:
-            report = _admit_row(db, target, agent, capability, schemas, texts)
+            id, report = _admit_row(db, target, agent, capability, schemas, texts, weaker)
     if as_json:
-        print_json(report.to_json())
+        print_json({"id": id, **report.to_json()})
     else:
         print("\n".join(printable(line) for line in report.lines()))
+        print(f"environment {id}")
     if not report.admitted:
         raise typer.Exit(1)
 
 
 def _admit_file(
     db: Database, path: Path, agent: str, capability: str | None, tools: list[Any], held_out: list[str], weaker: bool
-) -> AdmissionReport:
+) -> tuple[str, AdmissionReport]:
+    """Admit a file and keep it: what it holds is an environment of the agent's from now on."""
     from loop.synthesis import store
+    from loop.synthesis.generated import spec_of
+    from storage import tables
 
-    _, detector = store.capability_of(db, agent, capability)
-    return _admission(path, detector, tools, held_out, weaker)
+    row_id, detector = store.capability_of(db, agent, capability)
+    report = _admission(path, detector, tools, held_out, weaker)
+    text = path.read_text(encoding="utf-8")
+    module = path.suffix == ".py"
+    row = tables.Environment(
+        name=report.environment,
+        agent=agent,
+        capability=row_id,
+        kind="module" if module else "induced",
+        spec=spec_of(text) if module else json.loads(text),
+        evidence={"file": str(path.resolve()), **({"capability": detector.id} if detector else {})},
+    )
+    return store.keep_or_find(db, row, report), report
 
 
 def _admit_row(
-    db: Database, id: str, agent: str, capability: str | None, tools: list[Any], held_out: list[str]
-) -> AdmissionReport:
+    db: Database, id: str, agent: str, capability: str | None, tools: list[Any], held_out: list[str], weaker: bool
+) -> tuple[str, AdmissionReport]:
     from loop.synthesis import store
     from loop.synthesis.generated import work
+    from loop.synthesis.generated.brief import systems_of
+    from storage.trajectories import load
 
     row = store.find(db, id)
     if row.agent != agent:
         raise TraceError(f"this environment is {row.agent}'s", where=id, fix=f"Pass --agent {row.agent}.")
     # A capability's detector also tells which lapse to play; without one that part of admission is left out.
     named = capability or row.capability or (row.evidence or {}).get("capability")
+    systems: list[str] = []
     if row.kind == "generated":  # may be of a capability that a model found, which has no detector
         detector = work.wanted(db, agent, str(named)).detector
+        systems = systems_of(load(db, agent=agent))
     else:
         detector = None if named in (None, "any capability") else store.capability_of(db, agent, named)[1]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "environment.json"
-        path.write_text(json.dumps(row.spec), encoding="utf-8")
-        report = _admission(path, detector, tools, held_out, weaker=False)
+        if row.kind == "induced":
+            path = Path(folder) / "environment.json"
+            path.write_text(json.dumps(row.spec), encoding="utf-8")
+        else:
+            path = Path(folder) / "environment.py"
+            path.write_text(str(row.spec["module"]), encoding="utf-8")
+        report = _admission(path, detector, tools, held_out, weaker, systems)
     store.keep_admission(db, row, report)
-    return report
+    return row.id, report
 
 
 def _admission(
-    path: Path, detector: Detector | None, tools: list[Any], held_out: list[str], weaker: bool
+    path: Path,
+    detector: Detector | None,
+    tools: list[Any],
+    held_out: list[str],
+    weaker: bool,
+    systems: Sequence[str] = (),
 ) -> AdmissionReport:
     from harness.admission import admit
     from loop.synthesis.labels import labeler
@@ -263,6 +292,7 @@ def _admission(
         tools,
         lapse=detector.lapse if detector else None,
         label=labeler(detector) if detector else None,
+        systems=systems,
         held_out=held_out,
         elsewhere=lambda seeds: fingerprint_elsewhere(path, seeds, allow_weaker=weaker),
     )

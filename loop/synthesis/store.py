@@ -113,9 +113,25 @@ def keep_admission(db: Database, row: tables.Environment, report: AdmissionRepor
             merged.state = "retired"
 
 
+def keep_or_find(db: Database, row: tables.Environment, report: AdmissionReport) -> str:
+    """Store an environment with its admission. One of the same agent and content that is there already gets the
+    admission as its next attempt. Returns the id of the row that has it."""
+    query = select(tables.Environment).where(tables.Environment.agent == row.agent)
+    with db.session() as session:
+        found = next((r for r in session.exec(query) if r.spec == row.spec), None)
+    if found is None:
+        keep_judged(db, row, report)
+        return row.id
+    keep_admission(db, found, report)
+    return found.id
+
+
 def keep_judged(db: Database, row: tables.Environment, report: AdmissionReport) -> None:
     """Store a new environment together with its first admission: both are there, or neither."""
     with db.transaction() as session:
+        if session.get(tables.Agent, row.agent) is None:
+            session.add(tables.Agent(name=row.agent))
+            session.flush()
         session.add(row)
         session.flush()
         row.state = "admitted" if report.admitted else "rejected"

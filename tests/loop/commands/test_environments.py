@@ -66,7 +66,10 @@ def test_an_environment_goes_from_runs_to_an_admission_in_the_database(tmp_path:
 
     from_file = document("admit", out, "--agent", "library", "--capability", "lookup_before_change")
     assert from_file["admitted"] is True
+    # The same content is the same environment, admitted once more.
+    assert from_file["id"] == made["id"]
     assert len(document("list")["environments"]) == 1
+    assert {c["attempt"] for c in document("show", made["id"])["checks"]} == {shown["checks"][0]["attempt"] + 1}
 
 
 def test_thin_evidence_ends_with_status_1_and_says_why():
@@ -87,6 +90,10 @@ def test_a_module_is_admitted_in_the_sandbox_and_one_that_needs_more_only_withou
     assert "No module named 'tests'" in str(refused.exception) or "cannot be contained" in str(refused.exception)
     verdict = document("admit", module, "--agent", "library", "--tools", tools, "--allow-weaker-sandbox")
     assert verdict["admitted"] is True, verdict
+    stored = document("show", verdict["id"])
+    assert (stored["kind"], stored["state"], len(stored["checks"])) == ("module", "admitted", len(verdict["checks"]))
+    again = document("admit", verdict["id"], "--agent", "library", "--tools", tools, "--allow-weaker-sandbox")
+    assert (again["id"], again["admitted"]) == (verdict["id"], True)
     other = document("admit", module, "--agent", "library", "--allow-weaker-sandbox", exit_code=1)
     assert [c["name"] for c in other["checks"] if not c["passed"]] == ["interface"]
 

@@ -50,8 +50,7 @@ class DemoSize:
     training: GRPOSettings
 
 
-# A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step. More than half of the
-# tasks begin late, where an episode costs half. docs/architecture.md says what guidance is for.
+# A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step.
 QUICK = DemoSize(
     record=150,
     fit=16,
@@ -59,9 +58,7 @@ QUICK = DemoSize(
     report=40,
     side=20,
     warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
-    training=GRPOSettings(
-        steps=5, groups_per_step=4, group_size=4, resample_rounds=0, learning_rate=6e-4, late=0.6, guide=True
-    ),
+    training=GRPOSettings(steps=5, groups_per_step=4, group_size=4, resample_rounds=0, learning_rate=6e-4),
 )
 FULL = DemoSize(
     record=200,
@@ -77,8 +74,6 @@ FULL = DemoSize(
         resample_rounds=0,
         learning_rate=1e-3,
         max_turns=5,
-        late=0.6,
-        guide=True,
     ),
 )
 

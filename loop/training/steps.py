@@ -40,8 +40,8 @@ class GRPOSettings:
     loss: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "batch"
     max_grad_norm: float = 1.0
-    late: float = 0.0
-    guide: bool = False
+    late: float = 0.5
+    guide: bool = True
     share_prompts: bool = True
     threads: int = 0
 

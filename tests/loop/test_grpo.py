@@ -32,6 +32,8 @@ SETTINGS = GRPOSettings(
     max_turns=2,
     max_tokens=12,
     max_context=512,
+    late=0.0,
+    guide=False,
     threads=1,
 )
 

@@ -66,9 +66,9 @@ FULL = DemoSize(
     gate=48,
     report=100,
     side=100,
-    warm_start=WarmStart(solutions=112, steps=28, batch=4, first_layer=10),
+    warm_start=WarmStart(solutions=160, steps=40, batch=4, first_layer=10),
     training=GRPOSettings(
-        steps=15,
+        steps=16,
         groups_per_step=16,
         group_size=4,
         resample_rounds=0,

@@ -52,7 +52,8 @@ class Calibration:
     @property
     def checks(self) -> tuple[Check, ...]:
         """What calibration is judged by, each with its number."""
-        aim, detail = self.target, f"{self.groups} groups of {self.group_size}, {self.faults} faults"
+        aim, at = self.target, f" at {self.setting}" if self.setting else ""
+        detail = f"{self.groups} groups of {self.group_size}{at}, {self.faults} faults"
         inside = [
             Check(f"calibration_{n}", v, f"{aim.low:g}–{aim.high:g}", aim.low <= v <= aim.high, detail)
             for n, v in (("success", self.success), ("reward", self.mean_reward))
@@ -128,11 +129,12 @@ async def find_setting(
     start: int = 0,
     target: Range | None = None,
     **playing: Any,
-) -> tuple[int, list[Calibration]]:
+) -> tuple[int, dict[int, Calibration]]:
     """Find the setting whose difficulty suits the policy. ``settings`` go from easy to hard; ``start`` is tried first.
 
-    Returns the index of the best setting and what each one that was tried measured. When none is in range the best is
-    the one whose success is nearest to the middle of it: whether a warm start can help is the caller's question.
+    Returns the index of the best setting and what each one that was tried measured, by its index. When none is in
+    range the best is the one whose success is nearest to the middle of it: whether a warm start can help is the
+    caller's question.
     """
     limits = target or Range()
     tried: dict[int, Calibration] = {}
@@ -146,4 +148,4 @@ async def find_setting(
         index += 1 if found.success > limits.high or found.all_success > limits.constant else -1
     middle = (limits.low + limits.high) / 2
     best = min(tried, key=lambda i: (not tried[i].in_range, abs(tried[i].success - middle)))
-    return best, list(tried.values())
+    return best, tried

@@ -27,10 +27,15 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """How many tasks, each how often, tell whether the environment suits the policy that is about to be trained."""
+    """How many tasks, each how often, tell whether the environment suits the policy that is about to be trained.
 
-    tasks: int = 4
+    ``turn``: turn an induced environment's knobs until it does, each setting measured with as many tasks. With a few
+    tasks that would follow chance.
+    """
+
+    tasks: int = 12
     repeats: int = 4
+    turn: bool = True
 
 
 @dataclass(frozen=True, slots=True)

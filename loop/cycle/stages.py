@@ -168,13 +168,24 @@ class CycleStages:
         return Update(warm_start=row.id)
 
     def calibrate(self, state: CycleState) -> Update:
-        """Does the environment suit the policy that is about to be trained? Recorded; only hopeless ones stop."""
+        """Make the environment suit the policy that is about to be trained. Recorded; only hopeless ones stop."""
+        from loop.synthesis.difficulty import suit
+        from loop.synthesis.induced import InducedEnvironment
+
         self._enter(state, "calibrate")
         row = self.rows.get(tables.Environment, state["environment"])
         policy = ChatPolicy(self.server.base_url, self.serve(state["warm_start"]), temperature=1.0)
         wanted = self.settings.calibration
         seeds = range(CALIBRATION_SEEDS, CALIBRATION_SEEDS + wanted.tasks)
-        found = asyncio.run(calibration.measure(self._factory(row), policy, seeds, group_size=wanted.repeats))
+        if wanted.turn and row.kind == "induced":
+            env = InducedEnvironment.from_json(row.spec)
+            suited, found, tried = asyncio.run(suit(env, policy, seeds, group_size=wanted.repeats))
+            for setting in tried:
+                self.say(f"with {setting.setting}: {setting.success:.0%} solved")
+            if suited.difficulty != env.difficulty:
+                self.rows.update(row, spec=suited.to_json())
+        else:
+            found = asyncio.run(calibration.measure(self._factory(row), policy, seeds, group_size=wanted.repeats))
         self.rows.keep_checks(row.id, found.checks)
         self.say(f"calibration: {found.success:.0%} solved, {found.informative:.0%} of groups informative")
         if not found.informative:

@@ -20,7 +20,7 @@ from loop.cycle.graph import CycleState
 from loop.cycle.measuring import Measuring, StepProgress
 from loop.cycle.policies import served_name
 from loop.cycle.run import begin, exclusive, run_cycle
-from loop.cycle.settings import CycleSettings, WarmStart
+from loop.cycle.settings import CalibrationSettings, CycleSettings, WarmStart
 from loop.cycle.stages import TRAINING_SEEDS, WARM_START_SEEDS, CycleStages
 from loop.cycle.workbench import workbench
 from loop.demo.base_model import build_base
@@ -119,6 +119,7 @@ def run_demo(
             fit_tasks=size.fit,
             gate_tasks=size.gate,
             warm_start=size.warm_start,
+            calibration=CalibrationSettings(tasks=4, repeats=4, turn=False),
             training=size.training,
             seed=seed,
         )

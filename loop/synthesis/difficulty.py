@@ -27,17 +27,21 @@ def ladder(difficulty: Difficulty) -> tuple[list[Difficulty], int]:
 
 async def suit(
     env: InducedEnvironment, policy: Policy, seeds: Sequence[int], *, target: Range | None = None, **playing: Any
-) -> tuple[InducedEnvironment, list[Calibration]]:
-    """The environment at the difficulty that suits ``policy`` best, and what each setting that was tried measured.
+) -> tuple[InducedEnvironment, Calibration, list[Calibration]]:
+    """The environment at the difficulty that suits ``policy`` best, what was measured there, and what each setting that
+    was tried measured.
 
     Begins where the environment is and turns towards ``target``; stops at the first setting in range, or at the end of
-    the ladder. ``playing``: what `harness.calibration.measure` takes. A policy that solves nothing even at the easiest
-    setting wants a warm start.
+    the ladder. Measured on tasks that need the capability: the others are there to be solved. ``playing``: what
+    `harness.calibration.measure` takes. A policy that solves nothing even at the easiest setting wants a warm start.
     """
     settings, start = ladder(env.difficulty)
-    made = [env.with_difficulty(setting) for setting in settings]
     named = [
-        (f"length_bias {m.difficulty.length_bias:g}, distractors {m.difficulty.distractors}", m.copy) for m in made
+        (
+            f"length_bias {setting.length_bias:g}, distractors {setting.distractors}",
+            env.with_difficulty(replace(setting, other_share=0.0)).copy,
+        )
+        for setting in settings
     ]
     best, tried = await find_setting(named, policy, seeds, start=start, target=target, **playing)
-    return made[best], tried
+    return env.with_difficulty(settings[best]), tried[best], list(tried.values())

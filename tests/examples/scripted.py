@@ -13,6 +13,10 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes the request's body, returns the assistant's message."""
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # a calibration begins all its episodes at once
+
+
 @contextmanager
 def scripted_server(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Serve ``answer`` on loopback; gives the base URL and the requests as they come in."""
@@ -50,7 +54,7 @@ def scripted_server(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

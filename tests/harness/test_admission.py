@@ -309,4 +309,4 @@ def test_a_setting_is_searched_from_where_it_starts():
         find_setting([("easy", Nothing), ("right", LoanDesk)], policy, range(4), group_size=6, target=Range())
     )
     assert best == 1
-    assert [c.setting for c in tried] == ["easy", "right"]
+    assert {index: c.setting for index, c in tried.items()} == {0: "easy", 1: "right"}

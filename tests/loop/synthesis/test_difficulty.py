@@ -33,18 +33,20 @@ class EasilyLost(ReferencePolicy):
 
 
 def test_what_is_too_hard_is_made_easier_until_it_suits(library: InducedEnvironment):
-    found, tried = asyncio.run(suit(library, EasilyLost(), range(6), group_size=4))
+    found, chosen, tried = asyncio.run(suit(library, EasilyLost(), range(6), group_size=4))
     assert [c.in_range for c in tried] == [False, True]
+    assert chosen is tried[1]
+    assert found.difficulty.other_share == library.difficulty.other_share
     assert found.difficulty.distractors == 1
     assert found.reset(5).messages
     assert library.difficulty == Difficulty(), "the environment itself stays as it was"
 
 
 def test_the_end_of_the_ladder_is_the_best_there_is(library: InducedEnvironment):
-    hardest, tried = asyncio.run(suit(library, ReferencePolicy(), range(3), group_size=2))
+    hardest, _, tried = asyncio.run(suit(library, ReferencePolicy(), range(3), group_size=2))
     assert hardest.difficulty.distractors == STEPS[-1][1] or not any(c.in_range for c in tried)
     assert [c.success for c in tried] == [1.0] * 3
-    easiest, tried = asyncio.run(suit(library, NullPolicy(), range(3), group_size=2))
+    easiest, _, tried = asyncio.run(suit(library, NullPolicy(), range(3), group_size=2))
     assert [c.success for c in tried] == [0.0] * 3
     assert not any(c.in_range for c in tried)
     assert easiest.difficulty.distractors <= 2

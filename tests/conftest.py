@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +14,14 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+# Runs that a test leaves to the default home are not the checkout's: `make demo` would take them for production's.
+os.environ["TRACE_HOME"] = tempfile.mkdtemp(prefix="trace-home-")
 
 from harness.serving.vllm import VLLMServer
 from tests.tiny import build_model
+
+
+atexit.register(shutil.rmtree, os.environ["TRACE_HOME"], ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ os.environ["TRACE_HOME"] = tempfile.mkdtemp(prefix="trace-home-")
 from harness.serving.vllm import VLLMServer
 from tests.tiny import build_model
 
-
 atexit.register(shutil.rmtree, os.environ["TRACE_HOME"], ignore_errors=True)
 
 

@@ -68,11 +68,11 @@ FULL = DemoSize(
     side=100,
     warm_start=WarmStart(solutions=160, steps=40, batch=4, first_layer=10),
     training=GRPOSettings(
-        steps=16,
-        groups_per_step=16,
+        steps=15,
+        groups_per_step=12,
         group_size=4,
         resample_rounds=0,
-        learning_rate=1e-3,
+        learning_rate=8e-4,
         max_turns=5,
     ),
 )

@@ -53,12 +53,12 @@ class DemoSize:
 # A third of SmolLM2's 30 blocks stay as they are: on a CPU the backward pass is most of a step.
 QUICK = DemoSize(
     record=150,
-    fit=16,
-    gate=20,
+    fit=12,
+    gate=16,
     report=40,
     side=20,
-    warm_start=WarmStart(solutions=64, steps=16, batch=4, first_layer=10),
-    training=GRPOSettings(steps=5, groups_per_step=4, group_size=4, resample_rounds=0, learning_rate=6e-4),
+    warm_start=WarmStart(solutions=48, steps=12, batch=4, first_layer=10),
+    training=GRPOSettings(steps=5, groups_per_step=2, group_size=4, resample_rounds=0, learning_rate=3e-4, max_turns=5),
 )
 FULL = DemoSize(
     record=200,

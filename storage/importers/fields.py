@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -74,7 +75,8 @@ def verdict_of(scores: Mapping[str, object]) -> dict[str, Any]:
         value = by_name.get(name)
         if isinstance(value, bool):
             return {"success": value, "score": None}
-        if isinstance(value, int | float) and math.isfinite(value):
+        # Below in amount, not `isfinite`: JSON has integers that no float can hold.
+        if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
             return verdict(float(value))
         words = {"true": True, "pass": True, "passed": True, "success": True, "false": False, "fail": False}
         words |= {"failed": False, "failure": False}

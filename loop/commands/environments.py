@@ -226,19 +226,22 @@ def _admit_file(
 ) -> tuple[str, AdmissionReport]:
     """Admit a file and keep it: what it holds is an environment of the agent's from now on."""
     from loop.synthesis import store
-    from loop.synthesis.generated import spec_of
+    from loop.synthesis.generated import FORMAT, spec_of
     from storage import tables
 
     row_id, detector = store.capability_of(db, agent, capability)
     report = _admission(path, detector, tools, held_out, weaker)
-    text = path.read_text(encoding="utf-8")
-    module = path.suffix == ".py"
+    try:
+        text = path.read_text(encoding="utf-8")
+        spec = spec_of(text) if path.suffix == ".py" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise TraceError(f"the environment was judged and cannot be kept: {error}", where=str(path)) from error
     row = tables.Environment(
         name=report.environment,
         agent=agent,
         capability=row_id,
-        kind="module" if module else "induced",
-        spec=spec_of(text) if module else json.loads(text),
+        kind="module" if spec.get("format") == FORMAT else "induced",
+        spec=spec,
         evidence={"file": str(path.resolve()), **({"capability": detector.id} if detector else {})},
     )
     return store.keep_or_find(db, row, report), report

@@ -182,10 +182,16 @@ class CycleStages:
             suited, found, tried = asyncio.run(suit(env, policy, seeds, group_size=wanted.repeats))
             for setting in tried:
                 self.say(f"with {setting.setting}: {setting.success:.0%} solved")
-            if suited.difficulty != env.difficulty:
+            if found.groups and suited.difficulty != env.difficulty:
                 self.rows.update(row, spec=suited.to_json())
         else:
             found = asyncio.run(calibration.measure(self._factory(row), policy, seeds, group_size=wanted.repeats))
+        if not found.groups:
+            raise TraceError(
+                "no episode of the calibration could be played",
+                where=self.server.base_url,
+                fix="See vllm.log in the home's logs folder, then run this again: the cycle goes on here.",
+            )
         self.rows.keep_checks(row.id, found.checks)
         self.say(f"calibration: {found.success:.0%} solved, {found.informative:.0%} of groups informative")
         if not found.informative:

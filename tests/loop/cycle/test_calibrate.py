@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlmodel import select
 
 from harness.environment import Act
 from harness.serving.client import VLLMClient
@@ -21,6 +22,7 @@ from loop.synthesis.difficulty import ladder
 from loop.synthesis.induced import Difficulty, InducedEnvironment, induce
 from storage import tables
 from storage.database import Database, open_database
+from storage.errors import TraceError
 from tests.examples.scripted import scripted_server
 from tests.loop.synthesis import toy
 
@@ -125,6 +127,20 @@ def test_knobs_stay_where_they_are_when_they_are_not_to_be_turned(
     row, handed, _ = calibrated(db, tmp_path, settled, lambda episode: episode % 4 == 0, turn=False)
     assert handed == row.id
     assert row.spec == settled.to_json()
+
+
+def test_a_server_that_is_gone_says_nothing_about_the_environment(
+    db: Database, tmp_path: Path, library: InducedEnvironment
+) -> None:
+    def gone(episode: int) -> bool:
+        raise ConnectionError  # the connection is closed without an answer
+
+    with pytest.raises(TraceError, match="no episode of the calibration"):
+        calibrated(db, tmp_path, library, gone)
+    with db.session() as session:
+        (row,) = session.exec(select(tables.Environment)).all()
+        assert session.exec(select(tables.AdmissionCheck)).all() == []
+    assert (row.state, row.spec) == ("admitted", library.to_json())
 
 
 def test_an_environment_that_is_never_solved_is_not_trained_in(

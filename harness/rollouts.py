@@ -22,8 +22,8 @@ import httpx
 import structlog
 
 from harness.environment import Act, Environment
-from harness.episodes import answer
-from harness.policies import act_message
+from harness.episodes import answer, run_episode
+from harness.policies import ReferencePolicy, act_message
 from harness.rendering import Marked
 from harness.scoring import score
 
@@ -51,7 +51,7 @@ class TokenRenderer(Protocol):
 class RolloutSettings:
     """``max_tokens`` bounds one reply, ``max_context`` prompt and completion together (tokens), ``timeout`` one
     request (seconds), ``concurrency`` the episodes in flight. ``late``: for this share of the tasks an episode begins
-    inside the reference solution (see `begin_late`)."""
+    inside the reference solution (see `acts_played`)."""
 
     temperature: float = 1.0
     max_turns: int = 6
@@ -218,11 +218,10 @@ async def _episode(
         task = env.reset(seed)
         before = copy.deepcopy(dict(env.state()))
         goals, reference = env.goals(), env.reference()
-    except Exception as error:
-        raise _Fault("environment") from error
-    messages: list[dict[str, Any]] = [dict(message) for message in task.messages]
-    try:
-        messages += begin_late(env, reference, settings.late, seed)
+        messages: list[dict[str, Any]] = [dict(message) for message in task.messages]
+        for index, act in enumerate(reference[: acts_played(reference, settings.late, seed)]):
+            message = act_message(act, index)
+            messages += [message, *(_answers(env, message) or [])]
     except Exception as error:
         raise _Fault("environment") from error
     prompt = renderer.prompt_ids(messages, env.tools)
@@ -290,67 +289,51 @@ async def _episode(
     )
 
 
-def reference_rollout(
+async def reference_rollout(
     renderer: TokenRenderer, env: Environment, seed: int, settings: RolloutSettings
 ) -> Rollout | None:
     """The environment's own solution of a task as an episode: from where the episodes of its group begin, with the
     tokens that a policy would have sampled and `NOT_SAMPLED` for their log-probabilities.
 
-    None where it is not solved, too long, or cannot be rendered with the group's prompt.
+    None where it is not solved, too long, or not rendered with its group's prompt. Raises what the environment and the
+    renderer raise.
     """
-    task = env.reset(seed)
-    before = copy.deepcopy(dict(env.state()))
-    goals, reference = env.goals(), env.reference()
-    start = [dict(message) for message in task.messages]
-    start += begin_late(env, reference, settings.late, seed)
-    messages = list(start)
-    played = sum(message["role"] == "assistant" for message in start[len(task.messages) :])
-    for index, act in enumerate(reference[played:], played):
-        message = act_message(act, index)
-        messages += [message, *(_answers(env, message) or [])]
-    while messages[-1]["role"] != "assistant":
-        messages.pop()
-    added = messages[len(task.messages) :]
-    result = score(goals, before, env.state(), added, reference=reference, tools=env.tools)
-    prompt = tuple(renderer.prompt_ids(start, env.tools))
-    try:
-        marked = renderer.marked(messages, env.tools)
-    except Exception as error:  # a template that the renderer can't follow back; sampled episodes show the same
-        log.warning("reference not rendered", seed=seed, error=repr(error))
+    env.reset(seed)
+    reference = env.reference()
+    episode = await run_episode(env, seed, ReferencePolicy(), max_turns=len(reference))
+    if episode.score is None or not episode.score.success:
         return None
-    completion, mask = marked.ids[len(prompt) :], marked.mask[len(prompt) :]
-    if not result.success or marked.ids[: len(prompt)] != prompt or len(marked.ids) > settings.max_context:
+    replies = [i for i, m in enumerate(episode.messages) if i >= episode.start and m["role"] == "assistant"]
+    played = acts_played(reference, settings.late, seed)
+    prompt = tuple(renderer.prompt_ids(episode.messages[: replies[played]], env.tools))
+    marked = renderer.marked(episode.messages[: replies[-1] + 1], env.tools)
+    if marked.ids[: len(prompt)] != prompt or len(marked.ids) > settings.max_context:
         return None
+    mask = marked.mask[len(prompt) :]
     return Rollout(
         prompt_ids=prompt,
-        completion_ids=completion,
+        completion_ids=marked.ids[len(prompt) :],
         logprobs=tuple(NOT_SAMPLED if own else 0.0 for own in mask),
         env_mask=mask,
-        reward=result.shaped,
+        reward=episode.score.shaped,
         success=True,
-        components=dict(result.components),
+        components=dict(episode.score.components),
         seed=seed,
-        turns=len(reference) - played,
+        turns=len(replies) - played,
         finish="done",
     )
 
 
-def begin_late(env: Environment, reference: Sequence[Act], share: float, seed: int) -> list[dict[str, Any]]:
-    """Play the first acts of the reference for ``share`` of the seeds; what was said and answered, as messages.
+def acts_played(reference: Sequence[Act], share: float, seed: int) -> int:
+    """How many acts of the reference are played before an episode begins: none for all but ``share`` of the seeds.
 
     Cut before one of its calls but the first, so that a policy meets the later choices of a long task without the
-    price of the earlier ones, and all episodes of the task differ from there on only (Xi et al. 2024, arXiv
-    2402.05808, start reinforcement learning inside demonstrations likewise). A seed always begins at the same act.
+    price of the earlier ones, and the episodes of the task differ only from there on (Xi et al. 2024, arXiv
+    2402.05808, start reinforcement learning inside demonstrations likewise). The same for each episode of a seed.
     """
     calls = [i for i, act in enumerate(reference) if act.tool]
     drawn = random.Random(f"late:{seed}")
-    if len(calls) < 2 or drawn.random() >= share:
-        return []
-    messages: list[dict[str, Any]] = []
-    for index, act in enumerate(reference[: drawn.choice(calls[1:])]):
-        message = act_message(act, index)
-        messages += [message, *(_answers(env, message) or [])]
-    return messages
+    return drawn.choice(calls[1:]) if len(calls) > 1 and drawn.random() < share else 0
 
 
 def _answers(env: Environment, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -7,6 +7,7 @@ that was killed or interrupted goes on after its last finished step.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -268,7 +269,7 @@ class _Rollouts:
             return group
         seed = group[0].seed
         try:
-            reference = reference_rollout(self._renderer, self._env_factory(), seed, self._settings)
+            reference = asyncio.run(reference_rollout(self._renderer, self._env_factory(), seed, self._settings))
         except Exception as error:  # an environment may be anybody's code; its sampled episodes are still good
             log.warning("reference not played", seed=seed, error=repr(error))
             return group

@@ -18,7 +18,7 @@ class GRPOSettings:
     most; 0 for all. Fewer make the training half of a step cheaper by their share. ``learning_rate`` falls linearly
     over the steps. ``scale_rewards``: by which deviation advantages are divided; by the batch's, because a group
     whose rewards differ by a hundredth would else pull as hard as one in which half is solved. ``late``: the share of
-    tasks whose episodes begin inside the reference solution (`harness.rollouts.begin_late`). ``guide``: a
+    tasks whose episodes begin inside the reference solution (`harness.rollouts.acts_played`). ``guide``: a
     group in which no episode is solved gets the reference solution in the place of one of them (Yan et al. 2025,
     arXiv 2504.14945, put demonstrations into groups likewise). ``threads``: CPU threads of the trainer, 0 for all.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -209,7 +210,7 @@ def test_a_task_of_one_call_has_no_late_beginning() -> None:
 def test_the_reference_as_an_episode_goes_on_from_its_groups_prompt(late: float) -> None:
     settings = replace(SETTINGS, late=late, max_context=2000)
     batch, _ = play(lambda prompt: "x", settings=settings, env=LoanDesk)
-    episode = reference_rollout(ByteRenderer(), LoanDesk(), 1, settings)
+    episode = asyncio.run(reference_rollout(ByteRenderer(), LoanDesk(), 1, settings))
     assert episode is not None
     assert episode.success
     assert episode.prompt_ids == batch.groups[0][0].prompt_ids
@@ -222,5 +223,6 @@ def test_the_reference_as_an_episode_goes_on_from_its_groups_prompt(late: float)
 
 
 def test_a_reference_that_solves_nothing_or_has_no_room_is_none() -> None:
-    assert reference_rollout(ByteRenderer(), CoinEnvironment(), 1, SETTINGS) is None
-    assert reference_rollout(ByteRenderer(), LoanDesk(), 1, replace(SETTINGS, max_context=50)) is None
+    assert asyncio.run(reference_rollout(ByteRenderer(), CoinEnvironment(), 1, SETTINGS)) is None
+    short = replace(SETTINGS, max_context=50)
+    assert asyncio.run(reference_rollout(ByteRenderer(), LoanDesk(), 1, short)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -262,7 +263,7 @@ def test_a_group_in_which_nothing_is_solved_learns_from_the_reference(
 
     def likelihood(adapter: Path) -> float:
         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), str(adapter))
-        solution = reference_rollout(renderer, desk, 1, RolloutSettings(max_context=4000))
+        solution = asyncio.run(reference_rollout(renderer, desk, 1, RolloutSettings(max_context=4000)))
         assert solution is not None
         ids = torch.tensor([[*solution.prompt_ids, *solution.completion_ids]])
         with torch.no_grad():

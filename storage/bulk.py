@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, Connection, bindparam, func, insert, select
+from sqlalchemy import JSON, Connection, bindparam, func, insert, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage import codec
@@ -60,7 +60,7 @@ def _insert_quickly(connection: Connection, table: type[Row], rows: Sequence[dic
     if connection.dialect.name != "sqlite":
         return False
     keys = tuple(rows[0])
-    columns = table.__table__.columns  # type: ignore[attr-defined]  # SQLModel adds it
+    columns = inspect(table).local_table.columns
     absent = [c for c in columns if c.default is not None and c.name not in keys]
     if not all(c.default.is_scalar for c in absent):
         return False

@@ -12,6 +12,7 @@ completion, and not a ``get_reward``. Training here does not go through this mod
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -104,7 +105,7 @@ def _method(function: Mapping[str, Json]) -> Any:
     ]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__name__ = method.__qualname__ = name
-    method.__signature__ = inspect.Signature([itself, *parameters])  # type: ignore[attr-defined]  # functions carry one at run time
+    vars(method)["__signature__"] = inspect.Signature([itself, *parameters])
     method.__annotations__ = {p.name: p.annotation for p in parameters}
     told = "\n".join(f"    {n}: {_one_line(inner.get('description')) or n}" for n, inner in properties.items())
     method.__doc__ = f"{function.get('description') or name}\n" + (f"\nArgs:\n{told}\n" if told else "")
@@ -118,7 +119,7 @@ def _annotation(schema: Mapping[str, Json]) -> Any:
     if isinstance(kind, list):
         kind = next((k for k in kind if k != "null"), None)
     if kind == "array" and isinstance(schema.get("items"), Mapping):
-        return list[_annotation(schema["items"])]  # type: ignore[misc]  # made at run time
+        return types.GenericAlias(list, (_annotation(schema["items"]),))
     return _TYPES.get(str(kind), str)
 
 

@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,8 @@ def build(database: Database, cycle_id: str) -> dict[str, Any]:
         ],
         "grpo": {
             "optimizer_steps": len(steps),
-            "informative_groups": _informative(steps),
-            "guided_groups": _guided(steps),
+            "informative_groups": _share(steps, lambda s, m: (s.informative_groups or 0.0) * m.get("groups", 0)),
+            "guided_groups": _share(steps, lambda _, m: m.get("guided", 0)),
             "reward_by_step": [step.reward for step in steps],
             "adapter_sha256": adapters[-1].sha256 if adapters else None,
             "warm_start_sha256": adapters[-1].parent_sha256 if adapters else None,
@@ -195,14 +195,8 @@ def _gain(outcomes: Mapping[str, Mapping[str, bool]]) -> dict[str, Any]:
     return {"gain_over_warm_start": paired.difference, "gain_ci": list(paired.interval), "gain_n": paired.n}
 
 
-def _informative(steps: list[TrainingStep]) -> float:
-    """Share of all sampled groups whose rewards differed."""
-    groups = sum((s.metrics or {}).get("groups", 0) for s in steps)
-    informative = sum((s.informative_groups or 0.0) * (s.metrics or {}).get("groups", 0) for s in steps)
-    return informative / groups if groups else 0.0
-
-
-def _guided(steps: list[TrainingStep]) -> float:
-    """Share of all sampled groups in which nothing was solved and the reference took a place."""
-    groups = sum((s.metrics or {}).get("groups", 0) for s in steps)
-    return sum((s.metrics or {}).get("guided", 0) for s in steps) / groups if groups else 0.0
+def _share(steps: list[TrainingStep], counted: Callable[[TrainingStep, dict[str, Any]], float]) -> float:
+    """Of all sampled groups, the share that ``counted`` gives as a number for each step and its metrics."""
+    metrics = [(step, step.metrics or {}) for step in steps]
+    groups = sum(m.get("groups", 0) for _, m in metrics)
+    return sum(counted(step, m) for step, m in metrics) / groups if groups else 0.0

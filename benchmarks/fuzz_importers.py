@@ -48,15 +48,16 @@ def partial(db: Database, runs: list[Trajectory]) -> int:
 def measure(name: str, count: int, seed: str) -> Counter[str]:
     """Feed one importer, in batches; a batch whose importer breaks is counted and printed with its seed."""
     total: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder, open_database(home=Path(folder)) as db:
-        for batch in range(0, count, _BATCH):
-            try:
-                runs, seen = fuzz(name, min(_BATCH, count - batch), f"{seed}/{batch}/")
-            except Exception:
-                total["tracebacks"] += 1
-                print(f"{name}, seed {seed}/{batch}/:\n{traceback.format_exc()}", file=sys.stderr)
-                continue
-            total += seen
+    for batch in range(0, count, _BATCH):
+        try:
+            runs, seen = fuzz(name, min(_BATCH, count - batch), f"{seed}/{batch}/")
+        except Exception:
+            total["tracebacks"] += 1
+            print(f"{name}, seed {seed}/{batch}/:\n{traceback.format_exc()}", file=sys.stderr)
+            continue
+        total += seen
+        # A database for each: a run that is known by a name and is there already stays as the first file had it.
+        with tempfile.TemporaryDirectory() as folder, open_database(home=Path(folder)) as db:
             total["partial"] += partial(db, runs)
     return total
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -75,9 +75,9 @@ def verdict_of(scores: Mapping[str, object]) -> dict[str, Any]:
         value = by_name.get(name)
         if isinstance(value, bool):
             return {"success": value, "score": None}
-        # Below in amount, not `isfinite`: JSON has integers that no float can hold.
-        if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
-            return verdict(float(value))
+        if isinstance(value, int | float):
+            with suppress(ValueError):  # NaN, or an integer that no float can hold: no verdict
+                return verdict(number(value, name))
         words = {"true": True, "pass": True, "passed": True, "success": True, "false": False, "fail": False}
         words |= {"failed": False, "failure": False}
         if isinstance(value, str) and value.lower() in words:

@@ -13,7 +13,7 @@ from storage import trajectories
 from storage.database import open_database
 from storage.errors import TraceError
 from storage.exporters import atif
-from storage.importers import FORMATS, read_file, read_tools
+from storage.importers import FORMATS, fields, read_file, read_tools
 from storage.importers.contract import BrokenRecord, Options, Source, read
 from storage.trajectory import Trajectory
 from tests.storage.importers.samples import SAMPLES
@@ -215,3 +215,9 @@ def test_tool_files_are_checked(tmp_path: Path) -> None:
             read_tools(path)
     with pytest.raises(TraceError, match="cannot read the tools"):
         read_tools(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("reward", [10**400, -(10**400), float("nan"), float("inf")])
+def test_a_reward_that_is_no_finite_number_is_no_verdict(reward: float) -> None:
+    assert fields.verdict_of({"reward": reward}) == {"success": None, "score": None}
+    assert fields.verdict_of({"outcome": reward, "passed": 1}) == {"success": True, "score": 1.0}

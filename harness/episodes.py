@@ -7,7 +7,6 @@ episode has no score, because it says nothing about the policy's ability.
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.environment import Environment, Task
-from harness.scoring import Score, parse_arguments, score
+from harness.scoring import Score, parse_arguments, score, snapshot
 
 Json = Any
 Message = dict[str, Json]
@@ -62,7 +61,7 @@ async def run_episode(env: Environment, seed: int, policy: Policy, *, max_turns:
     try:
         task = env.reset(seed)
         messages = [dict(m) for m in task.messages]
-        before = copy.deepcopy(dict(env.state()))
+        before = snapshot(dict(env.state()))
         goals, reference = env.goals(), env.reference()
         boundary = "agent"
         begin = getattr(policy, "begin", None)

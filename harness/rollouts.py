@@ -10,7 +10,6 @@ reward of zero.
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from harness.environment import Act, Environment
 from harness.episodes import answer, run_episode
 from harness.policies import ReferencePolicy, act_message
 from harness.rendering import Marked
-from harness.scoring import score
+from harness.scoring import score, snapshot
 
 log = structlog.get_logger()
 
@@ -216,7 +215,7 @@ async def _episode(
 ) -> Rollout:
     try:
         task = env.reset(seed)
-        before = copy.deepcopy(dict(env.state()))
+        before = snapshot(dict(env.state()))
         goals, reference = env.goals(), env.reference()
         messages: list[dict[str, Any]] = [dict(message) for message in task.messages]
         for index, act in enumerate(reference[: acts_played(reference, settings.late, seed)]):

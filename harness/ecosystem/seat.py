@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness.environment import Act, Environment, Goals, Task
 from harness.policies import act_message
-from harness.scoring import Score, score
+from harness.scoring import Score, score, snapshot
 from storage.errors import TraceError
 
 Json = Any
@@ -34,7 +33,7 @@ class Seat:
     def reset(self, seed: int) -> Task:
         """Begin the task of this seed."""
         task = self.env.reset(seed)
-        self._before = copy.deepcopy(dict(self.env.state()))
+        self._before = snapshot(dict(self.env.state()))
         self._goals, self._reference = self.env.goals(), self.env.reference()
         self.messages, self.done = [], False
         return task

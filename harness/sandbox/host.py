@@ -15,14 +15,15 @@ Instead of these classes it may return dicts or dataclasses of its own with the 
     state()                an object; call() a text; respond() a text or null; name a text; tools a list of objects
 
 (`shapes` says which fields may be left out.) Goals and solution are asked for once, right after ``reset``: what a
-module says of them later is not heard. It prints into nothing, has no threads and starts no processes.
+module says of them later is not heard. Its state is asked for there, too, and once more when a conversation is over, so
+that the `state` that follows finds its answer here; what is wrong with it is said then. The module prints into nothing,
+has no threads and starts no processes.
 
 What contains it is in `runner`; `containment` tries it out. docs/environments.md says what each layer enforces.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import threading
@@ -32,10 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.environment import Act, Goals, Task
+from harness.environment import Act, Goals, RequiredCall, Task
 from harness.sandbox import shapes
 from harness.sandbox.limits import Limits, SandboxError
-from harness.sandbox.process import Refused, RunnerProcess
+from harness.sandbox.process import Enclosed, Refused, RunnerProcess
+from harness.scoring import snapshot
 from storage.errors import TraceError
 
 __all__ = ["Containment", "Limits", "SandboxError", "SandboxedEnvironment", "containment", "open_module"]
@@ -156,6 +158,7 @@ class SandboxedEnvironment:
         self._number = number
         self._goals: Goals | None = None
         self._reference: tuple[Act, ...] = ()
+        self._enclosed: Enclosed | None = None
         self._release = weakref.finalize(self, process.release, number)
         made = self._ask("make", lambda value: value)
         self.name = self._shaped(lambda: shapes.name_of(made.get("name")), "make")
@@ -185,31 +188,51 @@ class SandboxedEnvironment:
 
     def state(self) -> Mapping[str, Json]:
         """The world as it is now."""
-        return self._ask("state", shapes.state_of)
+        enclosed, self._enclosed = self._enclosed, None
+        if enclosed is None:
+            return self._ask("state", shapes.state_of)
+        self._require_open()
+        value = self._process.opened(enclosed)
+        return self._shaped(lambda: shapes.state_of(value), "state")
 
     def goals(self) -> Goals:
         """The goals that the module declared at `reset`."""
-        if self._goals is None:
-            raise SandboxError("there is no task yet", where=self._process.where, fix="Call reset first.")
-        return copy.deepcopy(self._goals)
+        goals = self._require_goals()
+        required, forbidden = _copied(goals.required), _copied(goals.forbidden)
+        return Goals(snapshot(goals.state), goals.unchanged, required, forbidden, goals.said)
 
     def reference(self) -> Sequence[Act]:
         """The solution that the module declared at `reset`."""
-        self.goals()
-        return copy.deepcopy(self._reference)
+        self._require_goals()
+        return tuple(Act(act.tool, snapshot(act.arguments), act.text) for act in self._reference)
 
     def close(self) -> None:
         """Give up the environment. The garbage collector does, too."""
         self._release()
 
+    def _require_goals(self) -> Goals:
+        if self._goals is None:
+            raise SandboxError("there is no task yet", where=self._process.where, fix="Call reset first.")
+        return self._goals
+
     def _ask(self, op: str, shape: Callable[[Json], T], **fields: Json) -> T:
+        self._require_open()
+        self._enclosed = None  # from here on the world may be another
+        value, enclosed = self._process.request(op, env=self._number, **fields)
+        answer = self._shaped(lambda: shape(value), op)
+        self._enclosed = enclosed
+        return answer
+
+    def _require_open(self) -> None:
         if not self._release.alive:
             raise SandboxError("this environment is closed", where=self._process.where)
-        value = self._process.request(op, env=self._number, **fields)
-        return self._shaped(lambda: shape(value), op)
 
     def _shaped(self, shape: Callable[[], T], op: str) -> T:
         try:
             return shape()
         except (ValueError, AttributeError) as error:
             raise SandboxError(f"the module's answer to {op} is refused: {error}", where=self._process.where) from error
+
+
+def _copied(calls: Sequence[RequiredCall]) -> tuple[RequiredCall, ...]:
+    return tuple(RequiredCall(call.tool, snapshot(call.arguments)) for call in calls)

@@ -17,7 +17,8 @@ class Limits:
 
     ``cpu_seconds`` and ``memory_mb`` (address space) are those of one process, which serves at most ``environments``
     at a time. ``message_bytes`` bounds one answer, ``scratch_mb`` all files together, ``files`` the open descriptors.
-    Without containment only the times, ``message_bytes`` and ``environments`` are enforced.
+    A state of at most ``enclosed_bytes`` comes with the answer that it follows; a longer one is asked for by itself.
+    Without containment only the times, the bytes and ``environments`` are enforced.
     """
 
     seconds: float = 10.0
@@ -27,4 +28,5 @@ class Limits:
     scratch_mb: int = 16
     files: int = 32
     message_bytes: int = 4 << 20
+    enclosed_bytes: int = 1 << 18
     environments: int = 64

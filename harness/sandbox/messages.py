@@ -27,7 +27,9 @@ def decode(raw: bytes) -> Json:
         value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
-    _bound(value)
+    # Each value takes a byte and each level a bracket: with few of them there is nothing to count.
+    if len(raw) > MOST_VALUES or raw.count(b"[") + raw.count(b"{") >= DEEPEST:
+        _bound(value)
     if _SURROGATE.search(text):
         whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         return json.loads(whole)
@@ -46,8 +48,8 @@ def _bound(value: Json) -> None:
         level = [
             child
             for parent in level
-            if isinstance(parent, dict | list)
-            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if (kind := type(parent)) is dict or kind is list
+            for child in (parent.values() if kind is dict else parent)
         ]
 
 

@@ -19,9 +19,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import environment
 from harness.sandbox import messages
@@ -29,13 +30,27 @@ from harness.sandbox.limits import Limits, SandboxError
 from storage.errors import TraceError
 
 Json = Any
+T = TypeVar("T")
 
 _RUNNER = Path(__file__).with_name("runner.py")
 _CHUNK = 1 << 16
+_EAGER_SECONDS = 100e-6
+"""For so long an answer is looked for again and again before the host sleeps. Most are there by then, and to be woken
+on another processor takes longer than what a small environment does for an answer."""
+_ENCLOSING = {"reset": "goals, reference and state", "respond": "the state"}
+"""Requests whose answer may enclose that to `state`, and what is asked of the module with them."""
 
 
 class Refused(TraceError):
     """The kernel did not grant a step of the containment; no line of the module has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enclosed:
+    """The answer to a `state` that was not asked yet, as it came with another answer; nobody has looked into it."""
+
+    raw: bytes
+    nonce: str
 
 
 class RunnerProcess:
@@ -54,7 +69,8 @@ class RunnerProcess:
         self._fault = ""
         self._requests, self._replies, self._ended, self.pid = _start(limits, contained)
         self._end = weakref.finalize(self, self._ended)
-        hello = self._exchange(None, limits.load_seconds, "start")
+        self._readable, self._writable = _poll(self._replies, select.POLLIN), _poll(self._requests, select.POLLOUT)
+        hello = self._minded("start", limits.load_seconds, lambda by: messages.decode(self._read_message(by)))
         if not isinstance(hello, dict) or "ready" not in hello:
             self.stop()
             refused = hello.get("refused") if isinstance(hello, dict) else None
@@ -75,16 +91,24 @@ class RunnerProcess:
             fields["file"] = str(path)
         self.request("load", self._limits.load_seconds, **fields)
 
-    def request(self, op: str, seconds: float | None = None, **fields: Json) -> Json:
-        """The value of the answer. Raises SandboxError for every fault, one raised by the module included."""
+    def request(self, op: str, seconds: float | None = None, **fields: Json) -> tuple[Json, Enclosed | None]:
+        """The value of the answer, and the state's answer where it came with it, for `opened`. Raises SandboxError for
+        every fault, one raised by the module included."""
         with self._lock:
-            if self._fault:
-                raise SandboxError(f"the module's process was ended: {self._fault}", where=self.where)
+            self._require_life()
             nonce = secrets.token_hex(8)
             released = [self._released.popleft() for _ in range(len(self._released))]
-            request = {"id": nonce, "op": op, "release": released, **fields}
-            answer = self._exchange(request, seconds or self._limits.seconds, op)
-            return self._opened(answer, nonce, op)
+            body = json.dumps({"id": nonce, "op": op, "release": released, **fields}).encode()
+            answer, rest = self._minded(op, seconds or self._limits.seconds, lambda by: self._exchange(body, op, by))
+            kept = Enclosed(rest, nonce) if 0 < len(rest) <= self._limits.enclosed_bytes else None
+            return self._value(answer, nonce, op), kept
+
+    def opened(self, enclosed: Enclosed) -> Json:
+        """The value of an enclosed answer, judged as if `state` had been asked now. Raises as `request` does."""
+        with self._lock:
+            self._require_life()
+            answer = self._minded("state", self._limits.seconds, lambda _: self._unwrapped(enclosed))
+            return self._value(answer, enclosed.nonce, "state")
 
     def release(self, number: int) -> None:
         """Forget an environment. Called by the garbage collector, too, hence told with the next request only."""
@@ -96,7 +120,11 @@ class RunnerProcess:
             self._fault = self._fault or reason
             self._end()
 
-    def _opened(self, answer: Json, nonce: str, op: str) -> Json:
+    def _require_life(self) -> None:
+        if self._fault:
+            raise SandboxError(f"the module's process was ended: {self._fault}", where=self.where)
+
+    def _value(self, answer: Json, nonce: str, op: str) -> Json:
         if isinstance(answer, dict) and answer.get("id") == nonce:
             if answer.keys() == {"id", "value"}:
                 return answer["value"]
@@ -108,23 +136,31 @@ class RunnerProcess:
                 raise SandboxError(f"the module raises in {op}: {said}", where=where)
         raise self._give_up(f"its answer to {op} is not the one to this request")
 
-    def _exchange(self, request: Json, seconds: float, op: str) -> Json:
-        """Send ``request`` (None: nothing, it speaks first) and take one message, within ``seconds``."""
+    def _exchange(self, body: bytes, op: str, deadline: float) -> tuple[Json, bytes]:
+        """Send a request and take one message: the answer, and what it encloses as it came."""
+        self._expect_silence()
+        self._write(struct.pack(">I", len(body)) + body, deadline)
+        raw = self._read_message(deadline)
+        answer, _, enclosed = raw.partition(b"\n") if op in _ENCLOSING else (raw, b"", b"")
+        return messages.decode(answer), enclosed
+
+    def _unwrapped(self, enclosed: Enclosed) -> Json:
+        self._expect_silence()
+        return messages.decode(enclosed.raw)
+
+    def _minded(self, op: str, seconds: float, take: Callable[[float], T]) -> T:
+        """What ``take`` returns, given its deadline. Whatever goes wrong in it ends the process."""
         began = time.monotonic()
-        body = b"" if request is None else json.dumps(request).encode()
+        also = f" (it asks for {_ENCLOSING[op]} as well)" if op in _ENCLOSING else ""
         try:
-            if request is not None:
-                self._expect_silence()
-                self._write(struct.pack(">I", len(body)) + body, began + seconds)
-            raw = self._read_message(began + seconds)
-            return messages.decode(raw)
+            return take(began + seconds)
         except TimeoutError:
-            raise self._give_up(f"{op} took longer than {seconds:g} s") from None
+            raise self._give_up(f"{op} took longer than {seconds:g} s{also}") from None
         except _TooLong as error:
             allowed = self._limits.message_bytes
             raise self._give_up(f"its answer to {op} has {error} bytes, {allowed} are allowed") from None
         except (BrokenPipeError, EOFError):
-            raise self._give_up(f"it ended during {op}{self._how()}") from None
+            raise self._give_up(f"it ended during {op}{self._how()}{also}") from None
         except ValueError as error:
             raise self._give_up(f"its answer to {op} is refused: {error}") from None
         except BaseException:  # interrupted half-way: the next answer would be to this question
@@ -146,22 +182,24 @@ class RunnerProcess:
         return f", by {signal.Signals(code - 128).name}" if killed else f", with status {code}"
 
     def _expect_silence(self) -> None:
-        if _ready(self._replies, select.POLLIN, 0.0) and os.read(self._replies, 1):
-            raise ValueError("it spoke without being asked")
+        if self._readable.poll(0):
+            if os.read(self._replies, 1):
+                raise ValueError("it spoke without being asked")
+            raise EOFError
 
     def _write(self, data: bytes, deadline: float) -> None:
         rest = memoryview(data)
         while rest:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 rest = rest[os.write(self._requests, rest) :]
-                continue
-            _wait(self._requests, select.POLLOUT, deadline)
+            except BlockingIOError:
+                _wait(self._writable, deadline)
 
     def _read_message(self, deadline: float) -> bytes:
         data = bytearray()
         size: int | None = None
         while size is None or len(data) < size:
-            _wait(self._replies, select.POLLIN, deadline)
+            _wait(self._readable, deadline, eager=_EAGER_SECONDS)
             part = os.read(self._replies, _CHUNK)
             if not part:
                 raise EOFError
@@ -250,12 +288,16 @@ def _start(limits: Limits, contained: bool) -> tuple[int, int, _Ending, int]:
     return requests, replies, _Ending(popen, (lifeline, requests, replies)), popen.pid
 
 
-def _wait(descriptor: int, event: int, deadline: float) -> None:
-    if not _ready(descriptor, event, max(0.0, deadline - time.monotonic())):
-        raise TimeoutError
-
-
-def _ready(descriptor: int, event: int, seconds: float) -> bool:
+def _poll(descriptor: int, event: int) -> select.poll:
     poll = select.poll()
     poll.register(descriptor, event)
-    return bool(poll.poll(seconds * 1000))
+    return poll
+
+
+def _wait(poll: select.poll, deadline: float, eager: float = 0.0) -> None:
+    sleeps = time.monotonic() + eager
+    while time.monotonic() < sleeps:
+        if poll.poll(0):
+            return
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError

@@ -11,7 +11,9 @@ system package; and none of them is in the standard library, which is all that c
 those of x86-64: on another machine nothing is contained, and `_unshare` says so.
 
 Messages are four bytes of length (big endian) and that much JSON. The host's first is `load`; every request has an
-``id`` that its reply repeats: {"id", "value"} or {"id", "error": {"type", "message", "line"}}.
+``id`` that its reply repeats: {"id", "value"} or {"id", "error": {"type", "message", "line"}}. After `reset`, and after
+the `respond` that ends a conversation, the state is asked for next: the reply to `state` is enclosed, as a second line
+with the same ``id``.
 """
 
 import ctypes
@@ -99,7 +101,7 @@ def main() -> None:
         send(replies, {"refused": _reason(error)})
         return
     send(replies, {"ready": layers})
-    serve(requests, replies, config["limits"]["message_bytes"])
+    serve(requests, replies, config["limits"])
 
 
 def _guard(child: int, lifeline: int, contained: bool) -> int:
@@ -363,29 +365,48 @@ def _check(step: str, result: int) -> None:
 # --- serving ---------------------------------------------------------------------------------------------------------
 
 
-def serve(requests: int, replies: int, message_bytes: int) -> None:
+def serve(requests: int, replies: int, limits: dict[str, int]) -> None:
     """Answer requests until the host closes its end."""
     world = _World()
     while (request := receive(requests)) is not None:
-        reply = {"id": request["id"]}
-        try:
-            reply["value"] = world.answer(request)
-            body = _dumps(reply)
-            if len(body) > message_bytes:
-                raise ValueError(f"an answer of {len(body)} bytes, and {message_bytes} are allowed")
-        except BaseException as error:
-            body = _dumps({"id": request["id"], "error": _described(error)})
+        body = _reply(world, request, limits["message_bytes"])
+        if world.at_rest:
+            body += _enclosed(world, request, len(body), limits)
         _write(replies, body)
 
 
+def _reply(world: "_World", request: dict[str, Any], message_bytes: int) -> bytes:
+    """The answer to a request, or what went wrong with it."""
+    reply = {"id": request["id"]}
+    try:
+        reply["value"] = world.answer(request)
+        body = _dumps(reply)
+        if len(body) > message_bytes:
+            raise ValueError(f"an answer of {len(body)} bytes, and {message_bytes} are allowed")
+        return body
+    except BaseException as error:
+        world.at_rest = False
+        return _dumps({"id": request["id"], "error": _described(error)})
+
+
+def _enclosed(world: "_World", request: dict[str, Any], taken: int, limits: dict[str, int]) -> bytes:
+    """The reply to `state` for the message that ``request`` is answered with; nothing where it does not fit in."""
+    asked = {"id": request["id"], "op": "state", "env": request["env"]}
+    line = b"\n" + _reply(world, asked, limits["message_bytes"])
+    return line if len(line) <= min(limits["enclosed_bytes"], limits["message_bytes"] - taken) else b""
+
+
 class _World:
-    """The loaded module and the environments it made, by number."""
+    """The loaded module and the environments it made, by number. ``at_rest``: a task has begun or a conversation ended
+    with the latest answer, and the state is what will be asked for next."""
 
     def __init__(self) -> None:
+        self.at_rest = False
         self._make: Any = None
         self._environments: dict[int, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> object:
+        self.at_rest = False
         for number in request.get("release", ()):
             self._environments.pop(number, None)
         operation = request["op"]
@@ -399,11 +420,15 @@ class _World:
         env = self._environments[number]
         if operation == "reset":
             task = env.reset(request["seed"])
-            return {"task": task, "goals": env.goals(), "reference": env.reference()}
+            opened = {"task": task, "goals": env.goals(), "reference": env.reference()}
+            self.at_rest = True
+            return opened
         if operation == "call":
             return env.call(request["tool"], request["arguments"])
         if operation == "respond":
-            return env.respond(request["text"])
+            following = env.respond(request["text"])
+            self.at_rest = following is None
+            return following
         return env.state()
 
 
@@ -445,7 +470,7 @@ def _described(error: BaseException) -> dict:
 
 
 def _dumps(value: object) -> bytes:
-    return json.dumps(value, default=_as_json, allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _as_json(value: object) -> object:
@@ -454,6 +479,9 @@ def _as_json(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")
+
+
+_ENCODER = json.JSONEncoder(default=_as_json, allow_nan=False)
 
 
 def send(descriptor: int, message: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,93 @@ make = Liar
         return said
 
     assert arena.outcome(source, steps) == "plain"
+
+
+def enclosing(line: str) -> str:
+    """A `reset` that answers by itself, with this expression of bytes as the answer to `state`."""
+    return f"""def reset(self, seed):
+        number = request()["id"].encode()
+        opened = json.dumps({{"task": {{**TASK, "seed": seed}}, "goals": {{}}, "reference": []}}).encode()
+        say(b'{{"id": "' + number + b'", "value": ' + opened + b'}}' + b"\\n" + {line})
+        import time
+        time.sleep(60)"""
+
+
+def reset_and_look(make: ModuleFactory) -> str:
+    env = make()
+    assert env.reset(1).key == "k"
+    return str(env.state())
+
+
+ENCLOSED = {
+    "honest": ("""b'{"id": "' + number + b'", "value": {"a": 1}}'""", "{'a': 1}"),
+    "error": (
+        """b'{"id": "' + number + b'", "error": {"type": "A", "message": "b", "line": 1}}'""",
+        "the module raises in state: A: b",
+    ),
+    "another_number": ("""b'{"id": "0123456789abcdef", "value": {}}'""", "answer to state is not the one"),
+    "no_number": ("""b'{"value": {}}'""", "answer to state is not the one"),
+    "more_fields": ("""b'{"id": "' + number + b'", "value": {}, "goals": {}}'""", "answer to state is not the one"),
+    "no_json": ("b'state'", "its answer to state is refused"),
+    "no_utf8": ("b'\\xff'", "its answer to state is refused"),
+    "nan": ("""b'{"id": "' + number + b'", "value": {"a": NaN}}'""", "NaN is not JSON"),
+    "key_twice": ("""b'{"id": "' + number + b'", "value": {"a": 1, "a": 2}}'""", "one key twice"),
+    "deep": ("""b'{"id": "' + number + b'", "value": ' + b'[' * 64 + b']' * 64 + b'}'""", "nested deeper"),
+    "abyss": ("b'[' * 100000 + b']' * 100000", "nested deeper"),
+    "another_shape": ("""b'{"id": "' + number + b'", "value": [1]}'""", "state is a list"),
+    "two": ("""b'{"id": "' + number + b'", "value": {}}\\n{}'""", "its answer to state is refused"),
+    "too_long": ("""b'{"id": "' + number + b'", "value": {"a": "' + b'x' * 300000 + b'"}}'""", "state took longer"),
+}
+
+
+@pytest.mark.parametrize("name", ENCLOSED)
+def test_a_state_that_comes_along_is_believed_no_more_than_one_that_was_asked_for(arena: Arena, name: str):
+    line, said = ENCLOSED[name]
+    assert said in play(arena, enclosing(line), Limits(seconds=2), reset_and_look)
+
+
+def test_a_state_that_came_along_is_not_handed_out_once_the_module_spoke_unasked(arena: Arena):
+    method = """def respond(self, text):
+        frame = sys._getframe()
+        while "_write" not in frame.f_globals: frame = frame.f_back
+        real = frame.f_globals["_write"]
+        def twice(descriptor, body):
+            real(descriptor, body)
+            import time
+            time.sleep(0.5)
+            real(descriptor, body)
+        frame.f_globals["_write"] = twice"""
+
+    def steps(make: ModuleFactory) -> str:
+        env = make()
+        env.reset(1)
+        assert env.respond("bye") is None
+        time.sleep(2)
+        return str(env.state())
+
+    assert "it spoke without being asked" in play(arena, method, steps=steps)
+
+
+def test_an_answer_that_may_enclose_nothing_encloses_nothing(arena: Arena):
+    method = """def call(self, tool, arguments): answer(b'"a"}\\n{"b": 1')"""
+    assert "its answer to call is refused" in play(arena, method)
+
+
+def test_a_state_that_came_along_is_not_the_state_after_a_call(arena: Arena):
+    method = """def reset(self, seed):
+        frame = sys._getframe()
+        while "_enclosed" not in frame.f_globals: frame = frame.f_back
+        forged = lambda world, request, *rest: b'\\n{"id": "' + request["id"].encode() + b'", "value": {"forged": 1}}'
+        frame.f_globals["_enclosed"] = forged
+        return {**TASK, "seed": seed}"""
+
+    def steps(make: ModuleFactory) -> str:
+        env = make()
+        env.reset(1)
+        env.call("tool", {})
+        return str(env.state())
+
+    assert play(arena, method, steps=steps) == "{}"
 
 
 @pytest.mark.parametrize("descriptor", [3, 4])

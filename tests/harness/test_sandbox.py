@@ -5,6 +5,7 @@ What hostile modules try is in tests/attacks.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,11 +13,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.sandbox import messages
 from harness.sandbox.host import Limits, SandboxError, containment, open_module
+from harness.sandbox.process import RunnerProcess
 from loop.synthesis.loading import fingerprint_elsewhere, load_environment
 from storage.errors import TraceError
 from tests.attacks.arena import GOOD, group_lives
@@ -43,6 +46,11 @@ class Lever:
     def reference(self): return [{"tool": "pull"}, {"text": "Pulled."}]
 make = Lever
 """
+# Says with each state how often it was asked for one.
+COUNTS = GOOD.replace(
+    'return {"pulled": self.pulled}',
+    'self.asked = getattr(self, "asked", 0) + 1\n        return {"pulled": self.pulled, "asked": self.asked}',
+)
 LOOPS = GOOD.replace("self.pulled = False", "exec('while True: pass')")
 
 
@@ -268,6 +276,107 @@ def test_an_error_names_the_modules_line(tmp_path: Path):
     assert env.state() == {"pulled": True}  # an exception ends an answer, not the environment
 
 
+@contained
+def test_the_state_comes_with_the_answer_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make = open_module(written(tmp_path, COUNTS))
+    env = make()
+    asked: list[str] = []
+    request = RunnerProcess.request
+
+    def noted(process: RunnerProcess, op: str, *args: Any, **fields: Any) -> Any:
+        asked.append(op)
+        return request(process, op, *args, **fields)
+
+    monkeypatch.setattr(RunnerProcess, "request", noted)
+    env.reset(1)
+    first = env.state()
+    assert first == {"pulled": False, "asked": 1}
+    assert isinstance(first, dict)
+    first["pulled"] = "by the caller"
+    assert env.state() == {"pulled": False, "asked": 2}
+    env.call("pull", {})
+    assert env.state() == {"pulled": True, "asked": 3}
+    assert env.respond("Pulled.") is None
+    assert env.state() == {"pulled": True, "asked": 4}
+    assert asked == ["reset", "state", "call", "state", "respond"]
+    make.close()
+
+
+@contained
+def test_a_state_from_before_a_call_is_not_the_one_after_it(tmp_path: Path):
+    make = open_module(written(tmp_path, COUNTS))
+    env, other = make(), make()
+    env.reset(1)
+    other.reset(2)
+    env.call("pull", {})
+    assert env.state() == {"pulled": True, "asked": 2}
+    assert other.state() == {"pulled": False, "asked": 1}
+    env.reset(3)
+    assert env.state() == {"pulled": False, "asked": 3}
+    make.close()
+
+
+@contained
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("return {}[tool]", "the module raises in state: NameError: name 'tool' is not defined"),
+        ("return {'a': {1}}", "the module raises in state: TypeError: a set is not JSON"),
+        ("return {'a': float('nan')}", "the module raises in state: ValueError: Out of range"),
+        ("raise SystemExit(3)", "the module raises in state: SystemExit: 3"),
+        ("return [1]", "the module's answer to state is refused: state is a list"),
+        ("return {'a': 10**30}", "its answer to state is refused: an integer of 31 digits"),
+    ],
+)
+def test_what_is_wrong_with_a_state_is_said_where_it_is_asked_for(tmp_path: Path, state: str, said: str):
+    source = GOOD.replace('return {"pulled": self.pulled}', state)
+    env = open_module(written(tmp_path, source))()
+    assert env.reset(1).key == "lever-1"
+    with pytest.raises(SandboxError) as caught:
+        env.state()
+    assert said in str(caught.value)
+
+
+@contained
+def test_a_state_that_never_comes_is_named_where_the_time_is_over(tmp_path: Path):
+    source = GOOD.replace("return {", "exec('while True: pass')\n        return {")
+    env = open_module(written(tmp_path, source), limits=Limits(seconds=0.5))()
+    with pytest.raises(SandboxError, match=r"reset took longer than 0\.5 s \(it asks for .* state as well\)"):
+        env.reset(1)
+
+
+@contained
+@pytest.mark.parametrize("limits", [Limits(enclosed_bytes=100), Limits(message_bytes=1200), Limits()])
+def test_a_state_that_is_too_long_to_come_along_is_asked_for(tmp_path: Path, limits: Limits):
+    long = GOOD.replace('{"pulled": self.pulled}', '{"pulled": self.pulled, "text": "x" * 1000}')
+    make = open_module(written(tmp_path, long), limits=limits)
+    env = make()
+    assert env.reset(1).key == "lever-1"
+    assert env.state() == {"pulled": False, "text": "x" * 1000}
+    env.call("pull", {})
+    env.respond("")
+    assert env.state() == {"pulled": True, "text": "x" * 1000}
+    make.close()
+
+
+@contained
+def test_a_kept_state_ends_with_the_environment_and_with_its_process(tmp_path: Path):
+    make = open_module(written(tmp_path, GOOD))
+    closed, lost = make(), make()
+    closed.reset(1)
+    lost.reset(2)
+    closed.close()
+    with pytest.raises(SandboxError, match="this environment is closed"):
+        closed.state()
+    os.killpg(make.pids[0], signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while make.pids and group_lives(make.pids[0]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(SandboxError, match="process was ended"):
+        lost.state()
+    make.close()
+
+
 def test_a_file_that_is_no_text_is_a_clear_error(tmp_path: Path):
     path = tmp_path / "module.py"
     path.write_bytes(b"\xff\xfe")
@@ -284,6 +393,28 @@ def test_admission_asks_a_second_process_for_fingerprints(tmp_path: Path):
     path = written(tmp_path, GOOD)
     env = load_environment(path)()
     assert fingerprint_elsewhere(path, [3, 4]) == [fingerprint(env, 3), fingerprint(env, 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("[" * 64 + "]" * 64, ""),
+        ("[" * 63 + "1" + "]" * 63, ""),
+        ("[" * 64 + "1" + "]" * 64, "nested deeper"),
+        ("[" * 32 + '{"a":' * 32 + "1" + "}" * 32 + "]" * 32, "nested deeper"),
+        ("[" + "1," * 249_998 + "1]", ""),
+        ("[" + "1," * 249_999 + "1]", "more than 250000 values"),
+        ("[" + "[]," * 249_998 + "[]]", ""),
+        ("[" + "[]," * 249_999 + "[]]", "more than 250000 values"),
+        ('"' + "[" * 300 + '"', ""),
+    ],
+)
+def test_the_bounds_are_where_they_are_said_to_be(text: str, refusal: str):
+    if refusal:
+        with pytest.raises(ValueError, match=refusal):
+            messages.decode(text.encode())
+    else:
+        assert messages.decode(text.encode()) == json.loads(text)
 
 
 def test_ordinary_json_arrives_as_it_was_sent():

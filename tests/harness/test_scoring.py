@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.environment import Act, Goals, RequiredCall
-from harness.scoring import changed_paths, occurs, same, score
+from harness.scoring import ABSENT, changed_paths, occurs, same, score, snapshot
 from tests.harness.desk import LoanDesk
 
 VALUES = st.recursive(
@@ -18,6 +21,63 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 STATES = st.dictionaries(st.text("abc", min_size=1, max_size=2), VALUES, max_size=4)
+PLAIN = st.none() | st.booleans() | st.sampled_from([0, 1, -1, 0.0, 1.0, float("nan"), "", "1", "a.b"])
+KEYS = st.sampled_from(["", "a", "b", "a.b", "0"])
+ANYTHING = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=3).map(MappingProxyType)
+    ),
+    max_leaves=12,
+)
+
+
+@st.composite
+def altered(draw: st.DrawFn, value: Any) -> Any:
+    """``value``, rebuilt; here and there something else stands in its place, or the same in another type."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(ANYTHING)
+    if isinstance(value, Mapping):
+        inner = {key: draw(altered(v)) for key, v in value.items() if draw(st.integers(0, 9))}
+        return draw(st.sampled_from([inner, dict(reversed(inner.items())), MappingProxyType(inner)]))
+    if isinstance(value, (list, tuple)):
+        items = [draw(altered(v)) for v in value]
+        return draw(st.sampled_from([items, tuple(items)]))
+    return float(value) if type(value) is int and draw(st.booleans()) else value
+
+
+PAIRS = ANYTHING.flatmap(lambda value: st.tuples(st.just(value), altered(value)))
+
+
+def plainly_same(a: Any, b: Any) -> bool:
+    """The definition of `same`, with no thought of time."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a is b or (set(a) == set(b) and all(plainly_same(a[k], b[k]) for k in a))
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return a is b or (len(a) == len(b) and all(plainly_same(x, y) for x, y in zip(a, b, strict=True)))
+    return a is b or bool(a == b)
+
+
+def plainly_changed(a: Any, b: Any, exempt: Sequence[str], path: str = "") -> list[str]:
+    """The definition of `changed_paths`: level by level, each subtree compared again at each."""
+    if any(path == e or path.startswith(f"{e}.") for e in exempt) or plainly_same(a, b):
+        return []
+    holds_exempt = not path or any(e.startswith(f"{path}.") for e in exempt)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        keys = [*a, *(k for k in b if k not in a)]
+        places = [(a.get(k, ABSENT), b.get(k, ABSENT), f"{path}.{k}" if path else k) for k in keys]
+    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        places = [(x, y, f"{path}.{n}") for n, (x, y) in enumerate(zip(a, b, strict=True))]
+    elif holds_exempt and a is ABSENT and isinstance(b, Mapping):
+        places = [(ABSENT, b[k], f"{path}.{k}") for k in b]
+    else:
+        return [path]
+    return [found for x, y, inner in places for found in plainly_changed(x, y, exempt, inner)]
 
 
 def _call(tool: str, **arguments: Any) -> dict[str, Any]:
@@ -161,6 +221,59 @@ def test_a_tool_result_handed_on_verbatim_tells_the_user_nothing():
 )
 def test_a_text_is_said_only_as_a_whole(text: str, told: str, expected: bool):
     assert occurs(text, [told]) is expected
+
+
+@given(st.text("a1é., ", max_size=4), st.text("a1é., ", max_size=12))
+def test_what_is_said_is_what_a_pattern_of_its_own_finds(text: str, told: str):
+    needle = " ".join(text.split())
+    before = r"(?<!\w)" if needle[:1].isalnum() else ""
+    after = r"(?!\w)(?![.,]\d)" if needle[-1:].isdigit() else r"(?!\w)" if needle[-1:].isalnum() else ""
+    found = re.search(before + re.escape(needle) + after, " ".join(told.split()))
+    assert occurs(text, [told]) is (bool(needle) and found is not None)
+
+
+@given(PAIRS)
+def test_two_values_are_the_same_by_the_plain_definition(pair: tuple[Any, Any]):
+    a, b = pair
+    assert same(a, b) is plainly_same(a, b)
+    assert same(b, a) is plainly_same(b, a)
+    assert same(a, a)
+    assert not same(a, ABSENT)
+    assert not same(ABSENT, a)
+
+
+@given(PAIRS, st.lists(st.lists(KEYS, max_size=3).map(".".join), max_size=2))
+def test_changes_are_those_of_the_plain_definition(pair: tuple[Any, Any], exempt: list[str]):
+    assert changed_paths(*pair, except_under=exempt) == plainly_changed(*pair, exempt)
+
+
+def test_twelve_is_twelve_and_true_is_not_one():
+    assert same(12, 12.0)
+    assert not same(True, 1)
+    assert not same([False], [0])
+    assert same(ABSENT, ABSENT)
+    assert not same(ABSENT, None)
+    assert same({"a": (1, [2])}, MappingProxyType({"a": [1.0, (2,)]}))
+
+
+@given(VALUES)
+def test_a_snapshot_shares_nothing_that_could_be_changed(value: Any):
+    def holders(v: Any) -> list[Any]:
+        inner = v.values() if isinstance(v, dict) else v if isinstance(v, list) else ()
+        return [v, *(h for i in inner for h in holders(i))] if isinstance(v, (dict, list)) else []
+
+    taken = snapshot(value)
+    assert same(taken, value)
+    assert not {id(h) for h in holders(taken)} & {id(h) for h in holders(value)}
+
+
+def test_a_snapshot_copies_what_is_no_json_as_well():
+    value = {"kept": ({"a", "b"}, bytearray(b"x"))}
+    taken = snapshot(value)
+    assert taken == value
+    value["kept"][0].clear()
+    value["kept"][1].clear()
+    assert taken == {"kept": ({"a", "b"}, bytearray(b"x"))}
 
 
 @given(STATES)

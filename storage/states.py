@@ -31,7 +31,8 @@ MACHINES: Mapping[str, Machine] = {
         trained="selected candidate dismissed",
         dismissed="candidate selected",
     ),
-    "environment": _machine(draft="admitted rejected", admitted="retired", rejected="", retired=""),
+    # The latest admission decides: an environment may have been judged against the wrong tools.
+    "environment": _machine(draft="admitted rejected", admitted="retired", rejected="admitted", retired="admitted"),
     "training_run": _machine(running="done failed interrupted", interrupted="running failed", done="", failed=""),
     # A version's weights never change; only who is served by it does. `retired` may be brought back by a rollback.
     "adapter": _machine(

@@ -100,17 +100,17 @@ def latest_checks(db: Database, environment: str) -> list[dict[str, Json]]:
 
 
 def keep_admission(db: Database, row: tables.Environment, report: AdmissionReport) -> None:
-    """Store a report as the next attempt, and what it means for the environment's state: a draft is admitted or
-    rejected for good; one that was admitted before, and no longer is, retires."""
+    """Store a report as the next attempt, and what it means for the environment's state: the latest one decides. One
+    that was admitted before, and no longer is, retires."""
     with db.transaction() as session:
         query = select(tables.AdmissionCheck.attempt).where(tables.AdmissionCheck.environment == row.id)
         attempt = max(session.exec(query).all(), default=0) + 1
         session.add_all(_check_rows(row.id, attempt, report.checks))
         merged = session.get_one(tables.Environment, row.id)
-        if merged.state == "draft":
-            merged.state = "admitted" if report.admitted else "rejected"
-        elif merged.state == "admitted" and not report.admitted:
-            merged.state = "retired"
+        if report.admitted:
+            merged.state = "admitted"
+        elif merged.state in ("draft", "admitted"):
+            merged.state = "rejected" if merged.state == "draft" else "retired"
 
 
 def keep_or_find(db: Database, row: tables.Environment, report: AdmissionReport) -> str:

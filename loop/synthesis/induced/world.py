@@ -79,8 +79,8 @@ class World:
         remembered = self._memory.get((tool, self._signature(tool, arguments)))
         if model.kind == "write":
             return self._write(model, arguments, remembered)
-        if remembered is not None and model.shape == "memory":
-            return str(remembered[0])
+        if model.shape == "memory":
+            return self._unknown(model, arguments) if remembered is None else str(remembered[0])
         return self._read(model, arguments)
 
     def _signature(self, tool: str, arguments: Mapping[str, Json]) -> str:

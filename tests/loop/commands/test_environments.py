@@ -96,6 +96,10 @@ def test_a_module_is_admitted_in_the_sandbox_and_one_that_needs_more_only_withou
     assert (again["id"], again["admitted"]) == (verdict["id"], True)
     other = document("admit", module, "--agent", "library", "--allow-weaker-sandbox", exit_code=1)
     assert [c["name"] for c in other["checks"] if not c["passed"]] == ["interface"]
+    # The latest admission decides, in both directions.
+    assert document("show", other["id"])["state"] == "retired"
+    document("admit", module, "--agent", "library", "--tools", tools, "--allow-weaker-sandbox")
+    assert document("show", other["id"])["state"] == "admitted"
 
     if containment().enforced:
         # It imports the contract, and nothing else of the project.

@@ -175,6 +175,16 @@ def test_a_look_up_that_no_run_of_the_case_made_is_answered_too(library: Induced
     assert set(shown) == {"loan_id", "title", "weeks", "state"}
 
 
+def test_a_look_up_that_nothing_explains_is_refused_where_it_was_not_recorded(library: InducedEnvironment):
+    spec = library.to_json()
+    unexplained = spec["models"]["list_loans"]
+    unexplained["shape"], unexplained["part"]["select"] = "memory", [["member_id"]]
+    env = InducedEnvironment.from_json(spec)
+    env.reset(0)
+    asked = next(a.arguments for a in env.reference() if a.tool == "list_loans")
+    assert "no member" in env.call("list_loans", asked)
+
+
 def test_number_ids_stay_numbers_and_nested_records_follow_their_change(gym: InducedEnvironment):
     gym.reset(3)
     acts = {a.tool: a.arguments for a in gym.reference() if a.tool}

@@ -47,3 +47,15 @@ def test_airline_coverage_names_each_tool_and_what_was_not_inferred() -> None:
     assert "recorded calls only" in tools["search_direct_flight"].behaviour
     assert tools["search_direct_flight"].notes
     assert any("200 are needed" in reason for reason in made.reasons)
+
+
+def test_airline_look_up_before_a_change_is_admitted() -> None:
+    runs = recorded("tau-bench/gpt-4o-airline.json", "airline")
+    detector = find("lookup_before_change")
+    assert detector is not None
+    made = induce(runs, detector)
+    assert isinstance(made, InducedEnvironment), made.reasons
+    # Calls that no rule explains are answered as recorded, and any other is refused: `runs` counts what is raised.
+    few = Thresholds(seeds=12, distinct_seeds=40)
+    report = admit(made.copy, runs[0].tools, lapse=detector.lapse, label=labeler(detector), thresholds=few)
+    assert report.admitted, report.lines()

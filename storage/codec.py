@@ -6,10 +6,13 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import orjson
 
-# orjson writes several times faster than `json`; what it refuses, or would write in another way, goes to `json`.
-# It does not read for us: it turns large integers into floats.
+# Both are several times faster than `json`, which gets what they refuse, or would write in another way. orjson does
+# not read for us: it turns large integers into floats.
+_decode = msgspec.json.Decoder().decode
+_REFUSED = (msgspec.DecodeError, UnicodeError, RecursionError)
 _AS_JSON_DOES = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 # Made once: `json.dumps` with options makes an encoder for every call.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str).encode
@@ -43,11 +46,21 @@ def _slow_dumps(value: Any) -> str:
 
 def loads(text: str | bytes) -> Any:
     """The inverse of `dumps`."""
-    return json.loads(text)
+    try:
+        return _decode(text)
+    except _REFUSED:
+        return json.loads(text)
 
 
 def strict_loads(text: str | bytes) -> Any:
     """JSON from outside. Raises ValueError for anything that isn't, NaN and bottomless nesting included."""
+    try:
+        return _decode(text)
+    except _REFUSED:
+        return _slow_strict_loads(text)
+
+
+def _slow_strict_loads(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_reject)
     except RecursionError:
@@ -58,6 +71,8 @@ def column_text(value: Any) -> str | None:
     """Text for a column that is filtered by: databases take neither NUL nor half a surrogate pair there."""
     if value is None:
         return None
+    if isinstance(value, str) and value.isascii() and "\x00" not in value:
+        return value
     return str(value).replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, Connection, bindparam, func, insert, inspect, select
+from sqlalchemy import JSON, ColumnElement, Connection, func, insert, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage import codec
@@ -16,7 +16,7 @@ from storage.tables import Row
 T = TypeVar("T")
 
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
-_PARAMETERS = 10_000
+PARAMETERS = 10_000
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -64,26 +64,39 @@ def _insert_quickly(connection: Connection, table: type[Row], rows: Sequence[dic
     absent = [c for c in columns if c.default is not None and c.name not in keys]
     if not all(c.default.is_scalar for c in absent):
         return False
-    encoded = frozenset(key for key in keys if isinstance(columns[key].type, JSON))
+    encoded = [n for n, key in enumerate(keys) if isinstance(columns[key].type, JSON)]
     constants = tuple(c.default.arg for c in absent)
     names = ", ".join(f'"{name}"' for name in (*keys, *(c.name for c in absent)))
     marks = ", ".join("?" * (len(keys) + len(absent)))
-    values = [
-        (*(codec.dumps(v) if k in encoded and (v := row[k]) is not None else row[k] for k in keys), *constants)
-        for row in rows
-    ]
-    connection.exec_driver_sql(f'INSERT INTO "{table.__tablename__}" ({names}) VALUES ({marks}){conflict}', values)
+    # In the order of the first row's keys, which need not be every row's.
+    values = [(*map(row.__getitem__, keys), *constants) for row in rows]
+    if encoded:
+        values = [tuple(_encoded(value, encoded)) for value in values]
+    statement = f'INSERT INTO "{table.__tablename__}" ({names}) VALUES ({marks}){conflict}'
+    connection.exec_driver_sql(statement, values)
     return True
+
+
+def _encoded(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    """Values of a row, those at ``places`` as JSON."""
+    found = list(values)
+    for place in places:
+        if found[place] is not None:
+            found[place] = codec.dumps(found[place])
+    return found
 
 
 def existing(connection: Connection, column: Any, values: Iterable[str]) -> set[str]:
     """Those of the values that the column (a key or an indexed one) has."""
     found: set[str] = set()
-    for chunk in chunks(values, _PARAMETERS):
-        if connection.dialect.name == "sqlite":
-            # One parameter instead of thousands, whose binding would cost more than the look-up.
-            listed = select(func.json_each(bindparam("names")).table_valued("value").c.value)
-            found.update(connection.scalars(select(column).where(column.in_(listed)), {"names": json.dumps(chunk)}))
-        else:
-            found.update(connection.scalars(select(column).where(column.in_(chunk))))
+    for chunk in chunks(values, PARAMETERS):
+        found.update(connection.scalars(select(column).where(among(connection, column, chunk))))
     return found
+
+
+def among(connection: Connection, column: Any, values: Sequence[str]) -> ColumnElement[bool]:
+    """The condition that a column has one of at most `PARAMETERS` values."""
+    if connection.dialect.name != "sqlite":
+        return column.in_(values)
+    # One parameter instead of thousands, whose binding would cost more than the look-up.
+    return column.in_(select(func.json_each(json.dumps(values)).table_valued("value").c.value))

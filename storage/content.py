@@ -1,14 +1,13 @@
 """Tool sets and message lists, stored once by their content.
 
-A list's name is a hash that chains over its messages, so every beginning of a list has a name too. A new list is
-stored as the longest beginning that is already there plus the rest: the system prompt is shared by all runs of
+Every beginning of a list has a name (`storage.texts`). A new list is stored as the longest beginning that is already
+there plus the rest: the system prompt is shared by all runs of
 an agent, the earlier turns by all runs of a conversation, and the requests of one run by its last one.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -16,8 +15,7 @@ from sqlmodel import col
 
 from storage import bulk, codec
 from storage.tables import MessageList, ToolSet
-
-Messages = Sequence[Mapping[str, Any]]
+from storage.texts import Messages, Texts, tools_text
 
 
 class ContentWriter:
@@ -26,51 +24,55 @@ class ContentWriter:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._tool_sets: dict[str, str] = {}
-        self._lists: list[tuple[list[bytes], list[str]]] = []
+        self._lists: list[Texts] = []
 
-    def tools(self, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    def tools(self, tools: Messages) -> str | None:
         """Name of a tool set; None if it is empty."""
-        if not tools:
+        encoded = tools_text(tools)
+        if encoded is None:
             return None
-        text = codec.encoded(list(tools))
-        sha256 = hashlib.sha256(text).hexdigest()
-        if sha256 not in self._tool_sets:
-            self._tool_sets[sha256] = text.decode()
-        return sha256
+        self.add_tools(dict([encoded]))
+        return encoded[0]
+
+    def add_tools(self, tool_sets: Mapping[str, str]) -> None:
+        """Tool sets by name."""
+        self._tool_sets.update(tool_sets)
 
     def messages(self, messages: Messages) -> str | None:
         """Name of a message list; None if it is empty."""
+        return self.texts(Texts.of(messages))
+
+    def texts(self, messages: Texts) -> str | None:
+        """Name of a message list; None if it is empty."""
         if not messages:
             return None
-        texts = [codec.encoded(m) for m in messages]
-        names = _names(texts)
-        self._lists.append((texts, names))
-        if messages[0].get("role") in ("system", "developer") and len(messages) > 1:
-            # Its own row, also for the first run that has it: the next ones will share it.
-            self._lists.append((texts[:1], names[:1]))
-        return names[-1]
+        self._lists.append(messages)
+        return messages.names[-1]
 
     def flush(self) -> None:
         """Write what isn't there yet."""
-        rows = [{"sha256": sha, "tools": text} for sha, text in sorted(self._tool_sets.items())]
+        rows = [{"sha256": sha256, "tools": text} for sha256, text in sorted(self._tool_sets.items())]
         bulk.insert_missing(self._connection, ToolSet, rows)
-        known = bulk.existing(self._connection, MessageList.sha256, {n for _, names in self._lists for n in names})
-        lists: list[dict[str, Any]] = []
+        lists = {m.names[-1]: m for m in self._lists}
+        # Instructions get a row of their own, also for the first run that has them: the next ones will share it.
+        lists |= {m.names[0]: Texts(m.texts[:1], m.names[:1], True) for m in self._lists if m.has_prompt}
+        known = bulk.existing(self._connection, MessageList.sha256, {n for m in lists.values() for n in m.names})
+        rows = []
         # Short ones first: they may begin longer ones. By name then, so that two writers don't wait for each other.
-        for texts, names in sorted(self._lists, key=lambda pair: (len(pair[1]), pair[1][-1])):
-            if names[-1] in known:
+        for name, whole in sorted(lists.items(), key=lambda pair: (len(pair[1]), pair[0])):
+            if name in known:
                 continue
-            shared = next((i for i in range(len(names) - 1, 0, -1) if names[i - 1] in known), 0)
-            known.add(names[-1])
-            lists.append(
+            shared = next((i for i in range(len(whole) - 1, 0, -1) if whole.names[i - 1] in known), 0)
+            known.add(name)
+            rows.append(
                 {
-                    "sha256": names[-1],
-                    "parent": names[shared - 1] if shared else None,
-                    "count": len(names),
-                    "messages": f"[{b','.join(texts[shared:]).decode()}]",
+                    "sha256": name,
+                    "parent": whole.names[shared - 1] if shared else None,
+                    "count": len(whole),
+                    "messages": f"[{b','.join(whole.texts[shared:]).decode()}]",
                 }
             )
-        bulk.insert_missing(self._connection, MessageList, lists)
+        bulk.insert_missing(self._connection, MessageList, rows)
         self._tool_sets.clear()
         self._lists.clear()
 
@@ -135,12 +137,3 @@ class ContentReader:
             messages = messages + codec.loads(rows[link][1])
             fresh[link] = messages
         return list(messages)
-
-
-def _names(texts: Sequence[bytes]) -> list[str]:
-    names: list[str] = []
-    digest = b""
-    for text in texts:
-        digest = hashlib.sha256(digest + text).digest()
-        names.append(digest.hex())
-    return names

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
@@ -17,9 +20,12 @@ from storage import codec
 from storage.errors import TraceError
 from storage.migrations import HEAD, VERSION_TABLE
 
+log = structlog.get_logger()
+
 _BUSY_SECONDS = 30
 _CACHE_KIB = 64 << 10
-_CHECKPOINT_PAGES = 8192
+_CHECKPOINT_PAGES = 32768
+_COMMITS_PER_COPY = 6
 # Any fixed number: PostgreSQL's lock that keeps two processes from migrating at once.
 _MIGRATION_LOCK = 0x7472616365
 
@@ -57,6 +63,20 @@ class Database:
         with self.engine.execution_options(immediate=True).begin() as connection:
             yield connection
 
+    @contextmanager
+    def bulk(self) -> Iterator[Callable[[], None]]:
+        """For many large transactions in a row. Call what it gives after each commit: SQLite's log is then copied into
+        the file by a thread, beside the next transactions, and not by a commit that waits for it.
+        """
+        if self.engine.dialect.name != "sqlite":
+            yield lambda: None
+            return
+        copier = _LogCopier(self.engine)
+        try:
+            yield copier.start
+        finally:
+            copier.close()
+
     def close(self) -> None:
         """Give the connections back. An open database can be closed at any time; sessions then reopen it."""
         self.engine.dispose()
@@ -66,6 +86,41 @@ class Database:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _LogCopier:
+    """Copies the write-ahead log into the database file. SQLite lets a writer go on meanwhile, and Python another
+    thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, "trace-log-copier")
+        self._copying: Future[None] | None = None
+        self._commits = 0
+
+    def start(self) -> None:
+        """After a commit. Every few of them the log is copied by the thread, so that pages that all of them change are
+        copied once; when that is done, what was added since is copied here: the log starts again from its beginning
+        only when all of it was copied."""
+        if self._copying is None:
+            self._commits += 1
+            if self._commits % _COMMITS_PER_COPY == 0:
+                self._copying = self._thread.submit(self._copy)
+        elif self._copying.done():
+            self._copying = None
+            self._copy()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _copy(self) -> None:
+        # A failure loses nothing: the log is kept, and copied another time.
+        try:
+            # Not through a transaction, within which SQLite does not copy.
+            with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
+                cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except (DatabaseError, sqlite3.Error) as error:
+            log.warning("database.log_not_copied", reason=str(error))
 
 
 def home_folder(home: Path | None = None) -> Path:
@@ -141,7 +196,8 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA foreign_keys = ON")
     # The default of 2 MB writes pages of a large transaction out and reads them in again, several times each.
     cursor.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-    # Each checkpoint waits for the disk twice; by default every 4 MB, which is less than one reading of the spool.
+    # Whoever commits the page that fills the log copies it into the file, and waits for the disk twice; by default
+    # every 4 MB, which is less than one reading of the spool. `Database.bulk` copies beside the writer.
     cursor.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     cursor.close()
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,9 +19,12 @@ import structlog
 from sqlalchemy import Connection, delete, select, update
 from sqlmodel import col
 
-from storage import assembly, bulk, codec
+from storage import assembly, bulk
+from storage.collecting import collector_paused
 from storage.database import Database
 from storage.errors import TraceError
+from storage.read_ahead import ReadAhead
+from storage.reading import Reading, read, whole_lines
 from storage.tables import SpoolSegment
 from trace_sdk._spool import SILENT_SECONDS, writer_is_dead
 
@@ -29,6 +32,8 @@ log = structlog.get_logger()
 
 # Read and committed at once. A single longer line is read whole.
 _CHUNK_BYTES = 8 << 20
+# From so much on a second process is worth its start.
+_AHEAD_BYTES = 32 << 20
 # Segments that a collector receives have no file here; their names must not meet those of files.
 _REMOTE = "remote/"
 
@@ -51,6 +56,17 @@ class IngestReport:
     dropped: int = 0
     """Successes that the recorder sampled out; others of their kind have more weight."""
 
+    def add(self, reading: Reading, applied: assembly.Applied, aborted: int) -> None:
+        """Count what was committed."""
+        self.events += reading.events
+        self.broken += reading.broken
+        self.aborted += aborted
+        self.runs += applied.runs
+        self.ended += applied.ended
+        self.outcomes += applied.outcomes
+        self.orphans += applied.orphans
+        self.dropped += applied.dropped
+
 
 def ingest_spool(db: Database, home: Path) -> IngestReport:
     """Read what is new in `{home}/spool`. Any number of processes may do so at once.
@@ -64,18 +80,24 @@ def ingest_spool(db: Database, home: Path) -> IngestReport:
     except OSError as error:
         raise TraceError(f"the spool cannot be read: {error.strerror}", where=str(folder)) from error
     positions = _positions(db)
-    for path in paths:
-        with _opened(path) as file:
-            if file is None:
-                continue
-            dead = writer_is_dead(file)
-            # Most segments have nothing new; they must not cost a write lock.
-            if dead or os.fstat(file.fileno()).st_size > positions.get(path.name, 0):
-                while _read_chunk(db, path, file, dead, report):
-                    pass
-                report.segments += 1
-            if dead:
-                _discard(db, path)
+    with db.bulk() as committed, closing(_ahead(paths, positions)) as ahead:
+        for path in paths:
+            with _opened(path) as file:
+                if file is None:
+                    continue
+                dead = writer_is_dead(file)
+                # Most segments have nothing new; they must not cost a write lock.
+                if dead or os.fstat(file.fileno()).st_size > positions.get(path.name, 0):
+                    for position, reading in ahead.readings(path):
+                        if not _commit(db, path, position, reading, report):
+                            break
+                        committed()
+                    while _read_chunk(db, path, file, dead, report):
+                        committed()
+                    report.segments += 1
+                ahead.skip(path)
+                if dead:
+                    _discard(db, path)
     local = {name for name in positions if not name.startswith(_REMOTE)}
     _forget(db, local - {path.name for path in paths})
     if report.events or report.broken:
@@ -103,16 +125,16 @@ def receive(db: Database, name: str, position: int, data: bytes, final: bool) ->
     is committed when this returns. Asking again with the same bytes is harmless.
     """
     name = _REMOTE + name
+    reading = read(data)
     with db.connection() as connection:
         segment = _claim(connection, name)
         if position != segment.position:
             return Received(segment.position, False, segment.broken)
-        events, broken = _parse(data)
-        assembly.apply(connection, events, name)
+        assembly.apply(connection, reading, name)
         if final:
             assembly.abort(connection, name)
-        _advance(connection, segment, len(data), len(events), broken)
-    return Received(position + len(data), True, segment.broken + broken)
+        _advance(connection, segment, reading)
+    return Received(position + len(data), True, segment.broken + reading.broken)
 
 
 def abort_silent(db: Database, seconds: float = SILENT_SECONDS) -> int:
@@ -126,6 +148,7 @@ def abort_silent(db: Database, seconds: float = SILENT_SECONDS) -> int:
         return sum(assembly.abort(connection, name) for name in connection.scalars(silent).all())
 
 
+@collector_paused()
 def _read_chunk(db: Database, path: Path, file: BinaryIO, dead: bool, report: IngestReport) -> bool:
     """Read and commit the next part of a segment. Returns whether there may be more."""
     with db.connection() as connection:
@@ -134,22 +157,42 @@ def _read_chunk(db: Database, path: Path, file: BinaryIO, dead: bool, report: In
         # is there was not forgotten.
         if not path.exists():
             return False
-        file.seek(segment.position)
-        data, at_end = _whole_lines(file, dead)
-        events, broken = _parse(data)
-        applied = assembly.apply(connection, events, path.name)
+        data, at_end = whole_lines(file, segment.position, _CHUNK_BYTES, torn=dead)
+        reading = read(data)
+        applied = assembly.apply(connection, reading, path.name)
         aborted = assembly.abort(connection, path.name) if at_end and dead else 0
-        _advance(connection, segment, len(data), len(events), broken)
+        _advance(connection, segment, reading)
     # Counted after the commit: what is reported is stored.
-    report.events += len(events)
-    report.broken += broken
-    report.aborted += aborted
-    report.runs += applied.runs
-    report.ended += applied.ended
-    report.outcomes += applied.outcomes
-    report.orphans += applied.orphans
-    report.dropped += applied.dropped
+    report.add(reading, applied, aborted)
     return not at_end
+
+
+@collector_paused()
+def _commit(db: Database, path: Path, position: int, reading: Reading, report: IngestReport) -> bool:
+    """Commit what another process read from ``position`` on, if nobody else has by now."""
+    with db.connection() as connection:
+        segment = _claim(connection, path.name)
+        if segment.position != position or not path.exists():
+            return False
+        applied = assembly.apply(connection, reading, path.name)
+        _advance(connection, segment, reading)
+    report.add(reading, applied, 0)
+    return True
+
+
+def _ahead(paths: Sequence[Path], positions: Mapping[str, int]) -> ReadAhead:
+    """A second process that reads, where there is enough to read and a processor for it."""
+    plan = [(path, positions.get(path.name, 0)) for path in paths]
+    unread = sum(max(0, _size(path) - position) for path, position in plan)
+    worth_it = unread >= _AHEAD_BYTES and (os.cpu_count() or 1) > 1
+    return ReadAhead(plan if worth_it else (), _CHUNK_BYTES)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _claim(connection: Connection, name: str) -> SpoolSegment:
@@ -164,45 +207,17 @@ def _claim(connection: Connection, name: str) -> SpoolSegment:
             return SpoolSegment(**row._mapping)
 
 
-def _advance(connection: Connection, segment: SpoolSegment, size: int, events: int, broken: int) -> None:
+def _advance(connection: Connection, segment: SpoolSegment, reading: Reading) -> None:
     connection.execute(
         update(SpoolSegment)
         .where(col(SpoolSegment.name) == segment.name)
         .values(
-            position=segment.position + size,
-            events=segment.events + events,
-            broken=segment.broken + broken,
+            position=segment.position + reading.size,
+            events=segment.events + reading.events,
+            broken=segment.broken + reading.broken,
             updated_at=time.time(),
         )
     )
-
-
-def _whole_lines(file: BinaryIO, dead: bool) -> tuple[bytes, bool]:
-    """The next whole lines, and whether they reach the end. A dead writer's torn line counts as a line."""
-    data = file.read(_CHUNK_BYTES)
-    while True:
-        more = file.read(1)
-        cut = len(data) if not more and dead else data.rfind(b"\n") + 1
-        if cut or not more:
-            return data[:cut], not more
-        data += more + file.read(_CHUNK_BYTES)
-
-
-def _parse(data: bytes) -> tuple[list[assembly.Event], int]:
-    events: list[assembly.Event] = []
-    broken = 0
-    for line in data.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            value = codec.strict_loads(line)
-        except ValueError:
-            value = None
-        if assembly.is_event(value):
-            events.append(value)
-        else:
-            broken += 1
-    return events, broken
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, cast
 
-from sqlalchemy import Connection, Select, bindparam, select, update
+from sqlalchemy import Connection, Select, select, update
 from sqlmodel import col
 
 from storage import bulk, codec, tables
@@ -122,20 +122,16 @@ def outcomes(db: Database, id: str) -> list[tables.Outcome]:
 
 def apply_outcomes(connection: Connection, ids: Iterable[str]) -> None:
     """Write the verdict that counts into each of the runs that have any."""
-    history = tables.Outcome
-    table = tables.Trajectory
-    latest: dict[str, dict[str, Any]] = {}
-    for chunk in bulk.chunks(ids, 1000):
-        query = (
-            select(col(history.trajectory), col(history.success), col(history.score))
-            .where(col(history.trajectory).in_(chunk))
-            .order_by(col(history.at), col(history.id))
-        )
-        for id, success, score in connection.execute(query):
-            latest[id] = {"of": id, "success": success, "score": score}
-    if latest:
-        one = update(table).where(col(table.id) == bindparam("of"))
-        connection.execute(one.values(success=bindparam("success"), score=bindparam("score")), list(latest.values()))
+    table, history = tables.Trajectory, tables.Outcome
+    of_run = col(history.trajectory) == col(table.id)
+    latest = (
+        select(column).where(of_run).order_by(col(history.at).desc(), col(history.id).desc()).limit(1).scalar_subquery()
+        for column in (col(history.success), col(history.score))
+    )
+    values = dict(zip(("success", "score"), latest, strict=True))
+    judged = select(col(history.id)).where(of_run).exists()
+    for chunk in bulk.chunks(ids, bulk.PARAMETERS):
+        connection.execute(update(table).where(bulk.among(connection, table.id, chunk), judged).values(values))
 
 
 def ensure_owners(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -44,7 +44,7 @@ class MessageList(Row, table=True):
 
     It begins with all messages of ``parent`` and goes on with its own (JSON text). System prompts are lists of
     one message; a run that continues a conversation is the child of the run before. ``sha256`` chains over the
-    messages, so that each beginning of a list has a hash of its own.
+    messages, so that each beginning of a list has a hash of its own; of the latest link the first half is its name.
     """
 
     __tablename__: ClassVar[str] = "message_list"

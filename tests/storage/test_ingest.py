@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from sqlalchemy import func, select
 
 from storage import ingest, tables, trajectories
 from storage.content import ContentReader
-from storage.database import Database
+from storage.database import Database, open_database
 from storage.ids import new_id
 from storage.ingest import IngestReport, ingest_spool
 from storage.trajectory import message_to_dict
@@ -284,10 +285,88 @@ def test_a_spool_that_is_larger_than_a_chunk_is_read_in_several(
     assert all(len(messages_of(db, id)) == 5 for id in ids)
 
 
-def test_two_readers_at_once_read_everything_once(
-    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def read_ahead(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """A second process reads, also where there is little; here are those that were started."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(ingest, "_AHEAD_BYTES", 0)
     monkeypatch.setattr(ingest, "_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    return started
+
+
+def everything(db: Database) -> dict[str, list[dict[str, Any]]]:
+    """All rows that a spool brings, without the numbers that the database gives them."""
+    kinds: list[type[tables.Row]] = [
+        tables.Trajectory, tables.ModelCall, tables.RunEvent, tables.Outcome, tables.Tag, tables.MessageList,
+        tables.ToolSet,
+    ]  # fmt: skip
+    own = {tables.RunEvent: {"id"}, tables.Outcome: {"id"}}
+    found = {kind.__name__: [row.model_dump(exclude=own.get(kind)) for row in rows(db, kind)] for kind in kinds}
+    return {kind: sorted(values, key=lambda v: json.dumps(v, sort_keys=True)) for kind, values in found.items()}
+
+
+def fill(home: Path) -> None:
+    """Three segments of dead writers: whole runs, runs without an end, broken lines and a torn one."""
+    for number in range(3):
+        writer = Writer(home)
+        for index in range(20):
+            writer.write(*conversation(f"run-{number}-{index}")[: 7 if index % 5 else 4])
+        writer.raw(b"not an event\n" if number else b'{"v": 1, "type": "sta')
+        writer.die()
+
+
+def test_what_another_process_reads_is_stored_as_what_is_read_here(
+    db: Database, tmp_path: Path, read_ahead: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    aside = tmp_path / "aside"
+    shutil.copytree(tmp_path / "spool", aside / "spool")
+    report = ingest_spool(db, tmp_path)
+    assert len(read_ahead) == 1
+    monkeypatch.setattr(ingest, "_AHEAD_BYTES", 1 << 40)
+    with open_database(home=aside) as other:
+        ingest_spool(other, aside)
+        alone = everything(other)
+    assert len(read_ahead) == 1
+    assert (report.runs, report.ended, report.aborted, report.broken) == (60, 48, 12, 3)
+    assert everything(db) == alone
+
+
+@pytest.mark.parametrize("fault", ["dies at once", "dies half-way", "says nonsense", "cannot be started"])
+def test_without_the_other_process_everything_is_read_here(
+    db: Database,
+    tmp_path: Path,
+    read_ahead: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    fill(tmp_path)
+    real = subprocess.Popen
+    instead = {"dies at once": "exit 1", "says nonsense": "echo nonsense", "dies half-way": "head -c 9000; exit 1"}
+
+    def faulty(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if fault == "cannot be started":
+            raise OSError("no processes left")
+        script = f'"$0" "$@" | ({instead[fault]})' if fault == "dies half-way" else instead[fault]
+        return real(["sh", "-c", script, *command], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", faulty)
+    report = ingest_spool(db, tmp_path)
+    assert (report.runs, report.ended, report.aborted, report.broken) == (60, 48, 12, 3)
+    assert len(rows(db, tables.ModelCall)) == 120
+
+
+def test_two_readers_at_once_read_everything_once(
+    db: Database, tmp_path: Path, read_ahead: list[subprocess.Popen[bytes]]
+) -> None:
     writers = [Writer(tmp_path) for _ in range(6)]
     for writer in writers:
         for _ in range(5):
@@ -318,7 +397,7 @@ import sys
 from pathlib import Path
 from storage import ingest
 from storage.database import open_database
-ingest._CHUNK_BYTES = 1500
+ingest._CHUNK_BYTES, ingest._AHEAD_BYTES = 1500, int(sys.argv[2])
 home = Path(sys.argv[1])
 db = open_database(home=home)
 print("reading", flush=True)
@@ -326,7 +405,10 @@ ingest.ingest_spool(db, home)
 """
 
 
-def test_killed_at_any_moment_nothing_is_lost_and_nothing_counted_twice(db: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [0, 1 << 40], ids=["read ahead", "read alone"])
+def test_killed_at_any_moment_nothing_is_lost_and_nothing_counted_twice(
+    db: Database, tmp_path: Path, ahead: int
+) -> None:
     chance = random.Random(7)
     for _ in range(4):
         writer = Writer(tmp_path)
@@ -335,7 +417,8 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_counted_twice(db: Data
         writer.die()
     killed = 0
     for _ in range(5):
-        process = subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE)
+        command = [sys.executable, "-c", _KILLED, str(tmp_path), str(ahead)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(chance.uniform(0.0, 0.3))

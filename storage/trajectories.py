@@ -54,6 +54,7 @@ def load(
     ids: Iterable[str] | None = None,
     model: str | None = None,
     policy: str | None = None,
+    session: str | None = None,
     reference: bool | None = None,
     success: bool | EllipsisType | None = ...,
     tag: str | None = None,
@@ -66,7 +67,8 @@ def load(
     """
     table = tables.Trajectory
     query = select(col(table.id)).order_by(col(table.started_at), col(table.id))
-    for column, value in ((table.agent, agent), (table.model, model), (table.policy, policy)):
+    equal = ((table.agent, agent), (table.model, model), (table.policy, policy), (table.session, session))
+    for column, value in equal:
         if value is not None:
             query = query.where(col(column) == value)
     if reference is not None:

@@ -32,6 +32,7 @@ def export(
     form: Form = typer.Argument(help="openai, otlp: one file, a line a run. atif: a folder with one JSON file a run."),
     out: Path = typer.Argument(help="The file or folder to write; - is stdout (not for atif)."),
     agent: str | None = typer.Option(None, "--agent", help="Only this agent's."),
+    session: str | None = typer.Option(None, "--session", help="Only this conversation's, in the order of its turns."),
     ids: list[str] = typer.Option([], "--id", help="Only this run; may be given several times."),
     verdict: Verdict | None = typer.Option(None, "--outcome", help="Only runs that ended so."),
     reference: bool | None = typer.Option(None, "--reference/--no-reference", help="Only reference runs, or none."),
@@ -48,7 +49,7 @@ def export(
     with database() as db:
         require_known(db, ids)
         success = {None: ..., Verdict.success: True, Verdict.failure: False, Verdict.unknown: None}[verdict]
-        runs = load(db, agent=agent, ids=ids or None, success=success, reference=reference)
+        runs = load(db, agent=agent, session=session, ids=ids or None, success=success, reference=reference)
         silent: list[str] = []
         runs = _speaking((run for run in runs if run.trainable or not trainable), silent)
         # Before anything is written: an empty export must not take an earlier one's place.

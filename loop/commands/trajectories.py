@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from loop.commands.context import database
 from loop.commands.output import moment, outcome, print_json, printable, table
+from storage.errors import TraceError
+
+if TYPE_CHECKING:
+    from storage.database import Database
 
 app = typer.Typer(no_args_is_help=True, help="List or show recorded runs.")
 
@@ -76,15 +80,39 @@ def list_(
 
 
 @app.command("show")
-def show(id: str = typer.Argument(help="Id of a run."), as_json: bool = _JSON) -> None:
-    """Everything that is stored of one run."""
+def show(
+    id: str | None = typer.Argument(None, help="Id of a run."),
+    session: str | None = typer.Option(None, "--session", help="Instead: all runs of a conversation, oldest first."),
+    as_json: bool = _JSON,
+) -> None:
+    """Everything that is stored of one run, or of the runs of one conversation."""
     from storage import overview
 
+    if (id is None) == (session is None):
+        raise typer.BadParameter("give the id of a run, or --session", param_hint="ID")
     with database() as db:
-        run = overview.whole(db, id)
+        runs = [overview.whole(db, known) for known in ([id] if id is not None else _ids_of(db, str(session)))]
     if as_json:
-        print_json(run)
+        print_json(runs[0] if id is not None else {"session": session, "trajectories": runs})
         return
+    for number, run in enumerate(runs):
+        if number:
+            print()
+        _show(run)
+
+
+def _ids_of(db: Database, session: str) -> list[str]:
+    from storage import overview
+
+    ids = [row["id"] for row in overview.rows(db, session=session)]
+    if not ids:
+        raise TraceError(
+            "no runs of this session", where=session, fix="`trace-sdk trajectories list` shows what there is."
+        )
+    return ids[::-1]
+
+
+def _show(run: dict[str, Any]) -> None:
     print(f"{run['id']}  {run['agent']}  {run['status']}, {outcome(run['success'])}  {moment(run['started_at'])}")
     hidden = {"id", "agent", "status", "success", "started_at", "messages", "calls", "events", "outcomes", "tools"}
     for name, value in run.items():

@@ -28,7 +28,30 @@ ANTHROPIC = {
 }
 
 
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1,
+    "model": "scripted-1",
+    "status": "completed",
+    "output": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "your order", "annotations": []}],
+        }
+    ],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+
+
 def _answer(seen: Seen) -> Reply:
+    if seen.path.endswith("/responses"):
+        return Reply(RESPONSE)
     if seen.path.endswith("/messages"):
         return Reply(ANTHROPIC)
     if seen.body.get("stream"):
@@ -64,7 +87,7 @@ def test_the_pages_snippets_run(server: ScriptedServer, tmp_path: Path, snippet:
     stored = runs(tmp_path / "home")
     called = not snippet.split("\n\n\n")[-1].startswith("@")  # the others only define
     assert bool(stored) == called
-    if "openai." in snippet or "anthropic." in snippet or "litellm." in snippet:
+    if any(client in snippet for client in ("openai.", "anthropic.", "litellm.", "ChatOpenAI(")):
         assert [len(run.calls) for run in stored] == [1]
         assert stored[0].reply()["content"] == "your order"
     if "redact" in snippet:

@@ -89,6 +89,8 @@ def test_a_file_without_a_single_run_is_an_error_that_names_it(tmp_path: Path, c
         ("trajectories", "list", "--outcome", "maybe"),
         ("trajectories", "list", "--limit", "0"),
         ("trajectories", "lost"),
+        ("trajectories", "show"),
+        ("trajectories", "show", "x", "--session", "s"),
         ("feedback", "x", "maybe"),
         ("feedback", "x", "success", "--score", "2"),
         ("status", "--nonsense"),
@@ -152,6 +154,30 @@ def test_show_prints_everything_that_is_stored(home: Path) -> None:
     assert text.exit_code == 0
     for part in ("where is O-1?", "shipped", "night", "wrong", "call 0", "3/base", "find"):
         assert part in text.stdout
+
+
+def test_a_conversation_is_shown_and_exported_whole_in_the_order_of_its_turns(home: Path, tmp_path: Path) -> None:
+    writer = Writer(home)
+    turns = [("second", 2000.0, "s-1"), ("first", 1000.0, "s-1"), ("elsewhere", 1500.0, "s-2")]
+    for text, at, session in turns:
+        id = new_id()
+        writer.write(start(id, at, session=session), call(id, [user(text)], says(f"{text}, yes"), ts=at), end(id))
+    writer.die()
+    shown = document("trajectories", "show", "--session", "s-1")
+    assert shown["session"] == "s-1"
+    assert [run["messages"][0]["content"] for run in shown["trajectories"]] == ["first", "second"]
+    text = run("trajectories", "show", "--session", "s-1").stdout
+    assert text.index("first, yes") < text.index("second, yes")
+    assert "elsewhere" not in text
+    out = tmp_path / "s-1.jsonl"
+    assert run("export", "openai", out, "--session", "s-1").exit_code == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(line["messages"][0]["content"], line["session"]) for line in lines] == [
+        ("first", "s-1"),
+        ("second", "s-1"),
+    ]
+    missing = run("trajectories", "show", "--session", "nobody's")
+    assert isinstance(missing.exception, TraceError)
 
 
 def test_feedback_counts_from_now_on_and_the_history_is_kept(home: Path) -> None:

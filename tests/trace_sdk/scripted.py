@@ -149,3 +149,28 @@ def chat_chunks(deltas: list[dict[str, Any]], finish: str = "stop") -> list[Any]
     chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
     chunks.append({**head, "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}})
     return [*chunks, "[DONE]"]
+
+
+def response(text: str) -> dict[str, Any]:
+    """The body of a Responses API answer."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    message = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": content}
+    usage = {
+        "input_tokens": 4,
+        "output_tokens": 3,
+        "total_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "model": "scripted-1",
+        "status": "completed",
+        "output": [message],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": usage,
+    }

@@ -16,7 +16,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from pydantic import BaseModel, SecretStr
 
 import trace_sdk as trace
-from tests.trace_sdk.scripted import Reply, ScriptedServer, Seen, chat, chat_chunks
+from tests.trace_sdk.scripted import Reply, ScriptedServer, Seen, chat, chat_chunks, response
 from tests.trace_sdk.spool import only_run
 
 
@@ -204,36 +204,8 @@ def test_sub_graphs_that_run_side_by_side_belong_to_one_run_and_stay_apart(home:
     assert sorted(threads.values(), key=str) == [{"left"}, {"right"}]
 
 
-RESPONSE = {
-    "id": "resp_1",
-    "object": "response",
-    "created_at": 1,
-    "model": "scripted-1",
-    "status": "completed",
-    "output": [
-        {
-            "type": "message",
-            "id": "msg_1",
-            "status": "completed",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "On the table.", "annotations": []}],
-        }
-    ],
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "tools": [],
-    "usage": {
-        "input_tokens": 4,
-        "output_tokens": 3,
-        "total_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-    },
-}
-
-
 def test_the_responses_api_behind_a_chat_model_is_recorded_once(home: Path) -> None:
-    with ScriptedServer([Reply(RESPONSE)]) as server:
+    with ScriptedServer([Reply(response("On the table."))]) as server:
 
         @trace.agent
         def asks() -> str:

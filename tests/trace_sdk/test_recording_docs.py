@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace_sdk.scripted import Reply, ScriptedServer, Seen, chat, chat_chunks
+from tests.trace_sdk.scripted import Reply, ScriptedServer, Seen, chat, chat_chunks, response
 from tests.trace_sdk.spool import runs
 
 ROOT = Path(__file__).parents[2]
@@ -28,30 +28,9 @@ ANTHROPIC = {
 }
 
 
-RESPONSE = {
-    "id": "resp_1",
-    "object": "response",
-    "created_at": 1,
-    "model": "scripted-1",
-    "status": "completed",
-    "output": [
-        {
-            "type": "message",
-            "id": "msg_1",
-            "status": "completed",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "your order", "annotations": []}],
-        }
-    ],
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "tools": [],
-}
-
-
 def _answer(seen: Seen) -> Reply:
     if seen.path.endswith("/responses"):
-        return Reply(RESPONSE)
+        return Reply(response("your order"))
     if seen.path.endswith("/messages"):
         return Reply(ANTHROPIC)
     if seen.body.get("stream"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -80,7 +80,7 @@ def ingest_spool(db: Database, home: Path) -> IngestReport:
     except OSError as error:
         raise TraceError(f"the spool cannot be read: {error.strerror}", where=str(folder)) from error
     positions = _positions(db)
-    with db.bulk() as committed, closing(_ahead(paths, positions)) as ahead:
+    with db.bulk() as committed, _ahead(paths, positions) as ahead:
         for path in paths:
             with _opened(path) as file:
                 if file is None:
@@ -180,12 +180,19 @@ def _commit(db: Database, path: Path, position: int, reading: Reading, report: I
     return True
 
 
-def _ahead(paths: Sequence[Path], positions: Mapping[str, int]) -> ReadAhead:
+@contextmanager
+def _ahead(paths: Sequence[Path], positions: Mapping[str, int]) -> Iterator[ReadAhead]:
     """A second process that reads, where there is enough to read and a processor for it."""
     plan = [(path, positions.get(path.name, 0)) for path in paths]
     unread = sum(max(0, _size(path) - position) for path, position in plan)
     worth_it = unread >= _AHEAD_BYTES and (os.cpu_count() or 1) > 1
-    return ReadAhead(plan if worth_it else (), _CHUNK_BYTES)
+    ahead = ReadAhead(plan if worth_it else (), _CHUNK_BYTES)
+    try:
+        yield ahead
+    finally:
+        # Nothing is lost by it, and reading took longer than it would have.
+        if failed := ahead.close():
+            log.warning("spool.read_without_help", reason=failed)
 
 
 def _size(path: Path) -> int:

@@ -34,6 +34,8 @@ class ReadAhead:
     def __init__(self, plan: Plan, size: int) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._kept: tuple[str, int, Reading] | None = None
+        self._fault = ""
+        self._over = not plan
         if plan:
             self._start(json.dumps({"plan": [(str(path), position) for path, position in plan], "size": size}))
 
@@ -50,20 +52,29 @@ class ReadAhead:
         for _ in self.readings(path):
             pass
 
-    def close(self) -> None:
-        """End the process."""
+    def close(self) -> str:
+        """End the process. Returns what went wrong with it before, empty if nothing."""
+        failed = self._failure()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             assert self._process.stdout is not None
             self._process.stdout.close()
+        return failed
+
+    def _failure(self) -> str:
+        if self._fault or self._process is None:
+            return self._fault
+        code = self._process.poll()
+        return f"it ended with status {code}" if code else ""
 
     def _start(self, plan: str) -> None:
         # It imports what this process would.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with contextlib.suppress(OSError):
+        try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "storage.read_ahead"],
+                # -P: the folder it is started in may hold a `storage` of somebody else's.
+                [sys.executable, "-P", "-m", "storage.read_ahead"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -73,18 +84,26 @@ class ReadAhead:
             assert self._process.stdin is not None
             with self._process.stdin as to:
                 to.write(plan.encode())
+        except OSError as error:
+            self._fault, self._over = f"it cannot be started: {error}", True
 
     def _received(self) -> tuple[str, int, Reading] | None:
         if self._kept is not None:
             kept, self._kept = self._kept, None
             return kept
-        if self._process is None or self._process.stdout is None:
+        if self._over:
             return None
+        assert self._process is not None
+        assert self._process.stdout is not None
         try:
             with collector_paused():
                 return pickle.load(self._process.stdout)
-        except (EOFError, pickle.UnpicklingError, OSError):
-            return None
+        except EOFError:
+            self._over = True
+        except (pickle.UnpicklingError, OSError) as error:
+            # What follows a broken answer is none.
+            self._fault, self._over = f"its answer is broken: {error}", True
+        return None
 
 
 def main() -> None:

@@ -346,6 +346,7 @@ def test_without_the_other_process_everything_is_read_here(
     tmp_path: Path,
     read_ahead: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     fault: str,
 ) -> None:
     fill(tmp_path)
@@ -362,6 +363,24 @@ def test_without_the_other_process_everything_is_read_here(
     report = ingest_spool(db, tmp_path)
     assert (report.runs, report.ended, report.aborted, report.broken) == (60, 48, 12, 3)
     assert len(rows(db, tables.ModelCall)) == 120
+    assert "spool.read_without_help" in capsys.readouterr().out
+
+
+def test_a_package_of_the_same_name_where_it_is_started_is_not_the_one_that_reads(
+    db: Database,
+    tmp_path: Path,
+    read_ahead: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fill(tmp_path)
+    theirs = tmp_path / "project" / "storage"
+    theirs.mkdir(parents=True)
+    (theirs / "__init__.py").write_text("raise SystemExit('this is another storage')")
+    monkeypatch.chdir(theirs.parent)
+    assert ingest_spool(db, tmp_path).runs == 60
+    assert len(read_ahead) == 1
+    assert "spool.read_without_help" not in capsys.readouterr().out
 
 
 def test_two_readers_at_once_read_everything_once(

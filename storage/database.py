@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,7 +24,9 @@ log = structlog.get_logger()
 
 _BUSY_SECONDS = 30
 _CACHE_KIB = 64 << 10
-_CHECKPOINT_PAGES = 32768
+# The log's pages that a commit may leave before it has to copy them itself.
+_LOG_PAGES = 8192
+_BULK_LOG_PAGES = 32768
 _COMMITS_PER_COPY = 6
 # Any fixed number: PostgreSQL's lock that keeps two processes from migrating at once.
 _MIGRATION_LOCK = 0x7472616365
@@ -64,16 +66,15 @@ class Database:
             yield connection
 
     @contextmanager
-    def bulk(self) -> Iterator[Callable[[], None]]:
-        """For many large transactions in a row. Call what it gives after each commit: SQLite's log is then copied into
-        the file by a thread, beside the next transactions, and not by a commit that waits for it.
-        """
+    def bulk(self) -> Iterator[Database]:
+        """The same database for many large transactions in a row, each a `connection`: SQLite's log is copied into the
+        file by a thread, beside the next transactions, and not by a commit that waits for it."""
         if self.engine.dialect.name != "sqlite":
-            yield lambda: None
+            yield self
             return
         copier = _LogCopier(self.engine)
         try:
-            yield copier.start
+            yield _BulkDatabase(self.engine.execution_options(bulk=True), copier)
         finally:
             copier.close()
 
@@ -88,6 +89,18 @@ class Database:
         self.close()
 
 
+class _BulkDatabase(Database):
+    def __init__(self, engine: Engine, copier: _LogCopier) -> None:
+        super().__init__(engine)
+        self._copier = copier
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        with super().connection() as connection:
+            yield connection
+        self._copier.committed()
+
+
 class _LogCopier:
     """Copies the write-ahead log into the database file. SQLite lets a writer go on meanwhile, and Python another
     thread."""
@@ -98,20 +111,24 @@ class _LogCopier:
         self._copying: Future[None] | None = None
         self._commits = 0
 
-    def start(self) -> None:
-        """After a commit. Every few of them the log is copied by the thread, so that pages that all of them change are
-        copied once; when that is done, what was added since is copied here: the log starts again from its beginning
-        only when all of it was copied."""
+    def committed(self) -> None:
+        """After every few commits the log is copied by the thread, so that pages that all of them change are copied
+        once; when that is done, what was added since is copied here: the log starts again from its beginning only when
+        all of it was copied."""
         if self._copying is None:
             self._commits += 1
             if self._commits % _COMMITS_PER_COPY == 0:
                 self._copying = self._thread.submit(self._copy)
         elif self._copying.done():
+            self._copying.result()
             self._copying = None
             self._copy()
 
     def close(self) -> None:
+        """Wait for what is being copied."""
         self._thread.shutdown()
+        if self._copying is not None:
+            self._copying.result()
 
     def _copy(self) -> None:
         # A failure loses nothing: the log is kept, and copied another time.
@@ -198,7 +215,7 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     # Whoever commits the page that fills the log copies it into the file, and waits for the disk twice; by default
     # every 4 MB, which is less than one reading of the spool. `Database.bulk` copies beside the writer.
-    cursor.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    cursor.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
     cursor.close()
 
 
@@ -207,8 +224,13 @@ def _sync_each_commit(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    immediate = connection.get_execution_options().get("immediate", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    options = connection.get_execution_options()
+    pages = _BULK_LOG_PAGES if options.get("bulk") else _LOG_PAGES
+    # A connection keeps what its last user has set.
+    if connection.info.get("log_pages", _LOG_PAGES) != pages:
+        connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint = {pages}")
+        connection.info["log_pages"] = pages
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("immediate") else "BEGIN")
 
 
 def _migrate(database: Database, where: str) -> None:

@@ -80,7 +80,7 @@ def ingest_spool(db: Database, home: Path) -> IngestReport:
     except OSError as error:
         raise TraceError(f"the spool cannot be read: {error.strerror}", where=str(folder)) from error
     positions = _positions(db)
-    with db.bulk() as committed, _ahead(paths, positions) as ahead:
+    with db.bulk() as writing, _ahead(paths, positions) as ahead:
         for path in paths:
             with _opened(path) as file:
                 if file is None:
@@ -89,15 +89,14 @@ def ingest_spool(db: Database, home: Path) -> IngestReport:
                 # Most segments have nothing new; they must not cost a write lock.
                 if dead or os.fstat(file.fileno()).st_size > positions.get(path.name, 0):
                     for position, reading in ahead.readings(path):
-                        if not _commit(db, path, position, reading, report):
+                        if not _commit(writing, path, position, reading, report):
                             break
-                        committed()
-                    while _read_chunk(db, path, file, dead, report):
-                        committed()
+                    while _read_chunk(writing, path, file, dead, report):
+                        pass
                     report.segments += 1
                 ahead.skip(path)
                 if dead:
-                    _discard(db, path)
+                    _discard(writing, path)
     local = {name for name in positions if not name.startswith(_REMOTE)}
     _forget(db, local - {path.name for path in paths})
     if report.events or report.broken:

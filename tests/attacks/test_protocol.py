@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
-import time
+import select
 from pathlib import Path
 from typing import Any
 
@@ -337,7 +337,7 @@ def test_a_state_that_came_along_is_not_handed_out_once_the_module_spoke_unasked
         env = make()
         env.reset(1)
         assert env.respond("bye") is None
-        time.sleep(2)
+        assert select.select([env._process._replies], [], [], 60)[0]  # its second word has arrived
         return str(env.state())
 
     assert "it spoke without being asked" in play(arena, method, steps=steps)

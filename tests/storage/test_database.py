@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from storage import states, tables
+from storage import bulk, states, tables
 from storage.database import Database, open_database
 from storage.errors import TraceError
 from storage.migrations import HEAD, VERSION_TABLE, runner
@@ -178,3 +178,24 @@ def test_every_state_begins_where_its_machine_begins_and_only_moves_legally(tmp_
             adapter.state = "asleep"
         adapter.state = "retired"
         adapter.state = "active"
+
+
+def test_bulk_transactions_leave_a_short_log_and_others_are_as_strict_as_before(tmp_path: Path) -> None:
+    with open_database(home=tmp_path) as db:
+
+        def log_pages() -> int:
+            with db.connection() as connection:
+                return connection.exec_driver_sql("PRAGMA wal_autocheckpoint").scalar() or 0
+
+        usual = log_pages()
+        with db.bulk() as writing:
+            for number in range(60):
+                with writing.connection() as connection:
+                    assert (connection.exec_driver_sql("PRAGMA wal_autocheckpoint").scalar() or 0) > usual
+                    rows = [{"sha256": f"{number}-{n}", "tools": "x" * 100_000} for n in range(40)]
+                    bulk.insert_rows(connection, tables.ToolSet, rows)
+        assert log_pages() == usual
+        with db.engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM tool_set").scalar() == 2400
+        # 240 MB went through it.
+        assert (tmp_path / "trace.db-wal").stat().st_size < 100 << 20

@@ -1,8 +1,8 @@
 """Tool sets and message lists, stored once by their content.
 
 Every beginning of a list has a name (`storage.texts`). A new list is stored as the longest beginning that is already
-there plus the rest: the system prompt is shared by all runs of
-an agent, the earlier turns by all runs of a conversation, and the requests of one run by its last one.
+there plus the rest: the system prompt is shared by all runs of an agent, the earlier turns by all runs of a
+conversation, and the requests of one run by its last one.
 """
 
 from __future__ import annotations

@@ -46,6 +46,13 @@ class Stored:
     def output(self) -> Any:
         return self.end.get("output")
 
+    def threads(self) -> list[set[str]]:
+        """What the calls of each message thread begin with."""
+        begin: dict[str, set[str]] = {}
+        for call in self.calls:
+            begin.setdefault(call["thread"], set()).add(call["request"]["messages"][0]["content"])
+        return sorted(begin.values(), key=str)
+
     def reply(self, index: int = -1) -> dict[str, Any]:
         return self.calls[index]["response"]["message"]
 

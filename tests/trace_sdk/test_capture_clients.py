@@ -447,10 +447,7 @@ def test_parallel_nodes_of_a_graph_belong_to_one_run_and_keep_their_threads_apar
     trace.flush()
     run = only_run(home)
     assert len(run.calls) == 4
-    threads: dict[str, set[str]] = {}
-    for call in run.calls:
-        threads.setdefault(call["thread"], set()).add(call["request"]["messages"][0]["content"])
-    assert sorted(threads.values(), key=str) == [{"left"}, {"right"}]
+    assert run.threads() == [{"left"}, {"right"}]
 
 
 def test_raw_httpx_calls_are_recorded_and_other_requests_are_not(home: Path) -> None:

@@ -198,10 +198,7 @@ def test_sub_graphs_that_run_side_by_side_belong_to_one_run_and_stay_apart(home:
     trace.flush()
     run = only_run(home)
     assert len(run.calls) == 4
-    threads: dict[str, set[str]] = {}
-    for call in run.calls:
-        threads.setdefault(call["thread"], set()).add(call["request"]["messages"][0]["content"])
-    assert sorted(threads.values(), key=str) == [{"left"}, {"right"}]
+    assert run.threads() == [{"left"}, {"right"}]
 
 
 def test_the_responses_api_behind_a_chat_model_is_recorded_once(home: Path) -> None:

@@ -23,20 +23,26 @@ def recorded(file: str, tools: str) -> list[Trajectory]:
     return [run for run in found if isinstance(run, Trajectory)]
 
 
-def test_retail_order_looked_up_then_changed_is_admitted() -> None:
-    runs = recorded("tau-bench-agentverify/retail.json", "retail")
+def admitted(file: str, tools: str, few: Thresholds) -> InducedEnvironment:
+    """The environment of `lookup_before_change` that these runs give, after it passed admission."""
+    runs = recorded(file, tools)
     detector = find("lookup_before_change")
     assert detector is not None
     made = induce(runs, detector)
     assert isinstance(made, InducedEnvironment), made.reasons
+    report = admit(made.copy, runs[0].tools, lapse=detector.lapse, label=labeler(detector), thresholds=few)
+    assert report.admitted, report.lines()
+    return made
+
+
+def test_retail_order_looked_up_then_changed_is_admitted() -> None:
+    # `ordered` has one known exception in many (docs), which a small sample would make too much of.
+    few = Thresholds(seeds=12, distinct_seeds=40, ordered=0.8)
+    made = admitted("tau-bench-agentverify/retail.json", "retail", few)
     said = {t.name: t.behaviour for t in made.evidence.tools}
     assert "status ← const cancelled" in said["cancel_pending_order"]
     assert "refuses by status (accepts pending)" in said["cancel_pending_order"]
     assert "zip = address.zip" in said["find_user_id_by_name_zip"]
-    # `ordered` has one known exception in many (docs), which a small sample would make too much of.
-    few = Thresholds(seeds=12, distinct_seeds=40, ordered=0.8)
-    report = admit(made.copy, runs[0].tools, lapse=detector.lapse, label=labeler(detector), thresholds=few)
-    assert report.admitted, report.lines()
 
 
 def test_airline_coverage_names_each_tool_and_what_was_not_inferred() -> None:
@@ -50,12 +56,5 @@ def test_airline_coverage_names_each_tool_and_what_was_not_inferred() -> None:
 
 
 def test_airline_look_up_before_a_change_is_admitted() -> None:
-    runs = recorded("tau-bench/gpt-4o-airline.json", "airline")
-    detector = find("lookup_before_change")
-    assert detector is not None
-    made = induce(runs, detector)
-    assert isinstance(made, InducedEnvironment), made.reasons
     # Calls that no rule explains are answered as recorded, and any other is refused: `runs` counts what is raised.
-    few = Thresholds(seeds=12, distinct_seeds=40)
-    report = admit(made.copy, runs[0].tools, lapse=detector.lapse, label=labeler(detector), thresholds=few)
-    assert report.admitted, report.lines()
+    admitted("tau-bench/gpt-4o-airline.json", "airline", Thresholds(seeds=12, distinct_seeds=40))

@@ -15,7 +15,7 @@ from sqlmodel import col
 
 from storage import bulk, codec, tables
 from storage.content import ContentReader, ContentWriter
-from storage.reading import Call, Event, Piece, Reading, Row, missing_results, started_row
+from storage.reading import Call, Event, Piece, Reading, Row, is_number, missing_results, started_row
 from storage.texts import Texts
 from storage.trajectories import apply_outcomes, ensure_owners
 
@@ -168,7 +168,7 @@ def _end(row: Row, end: Event) -> bool:
     row["ended_at"] = float(end["ts"])
     row["error"] = end.get("error")
     row["output"] = end.get("output")
-    row["weight"] = float(weight) if isinstance(weight, int | float) else 1.0
+    row["weight"] = float(weight) if is_number(weight) else 1.0
     row["segment"] = None
     return True
 

@@ -16,6 +16,8 @@ from storage.texts import Messages, Texts, tools_text
 Event = Mapping[str, Any]
 Row = dict[str, Any]
 
+_LARGEST = 2**63
+_LARGEST_COUNT = 2**31
 _KINDS = ("start", "call", "tool", "note", "outcome", "end")
 
 
@@ -106,12 +108,15 @@ def is_event(value: object) -> TypeGuard[Event]:
     """Whether a line of the spool is an event that this version reads."""
     if not isinstance(value, dict):
         return False
-    return value.get("type") in _KINDS and isinstance(value.get("id"), str) and is_number(value.get("ts"))
+    id = value.get("id")
+    # What no column can hold would keep everything else in its reading out, at every attempt.
+    storable = isinstance(id, str) and codec.column_text(id) == id
+    return storable and value.get("type") in _KINDS and is_number(value.get("ts"))
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A number, and not a truth value, which Python counts among them."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A number that a column can hold, and not a truth value, which Python counts among them."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
 def started_row(start: Event) -> Row:
@@ -233,8 +238,8 @@ def _call(event: Event, tool_sets: dict[str, str]) -> Call:
     row = {
         "id": text(event.get("call_id")) or f"{event['id']}-{event.get('seq')}",
         "trajectory": event["id"],
-        "seq": int(_number(event.get("seq")) or 0),
-        "attempt": int(_number(event.get("attempt")) or 1),
+        "seq": _count(event.get("seq")) or 0,
+        "attempt": _count(event.get("attempt")) or 1,
         "thread": text(event.get("thread")),
         "started_at": _number(event.get("started")) or event["ts"],
         "latency": _number(event.get("latency")),
@@ -287,7 +292,9 @@ def _number(value: object, otherwise: float | None = None) -> float | None:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < _LARGEST_COUNT else None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -232,6 +232,33 @@ def test_lines_that_are_no_events_are_counted_and_their_file_is_kept(db: Databas
     assert ingest_spool(db, tmp_path) == IngestReport()
 
 
+HUGE = [10**400, 2**70, -(2**64), 1e300, float("1e308")]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"ts": value} for value in HUGE),
+        *({"seq": value, "attempt": value, "latency": value, "started": value} for value in HUGE),
+        {"response": {"message": says("x"), "usage": {"prompt_tokens": 2**70, "completion_tokens": 2**40}}},
+        {"weight": 10**400, "score": 10**400, "started": 10**400},
+        {"id": "half \ud800 a pair"},
+        {"id": "nul \x00"},
+        {"call_id": "\ud800", "thread": 5, "url": ["x"], "model": {"a": 1}, "provider": None},
+    ],
+    ids=str,
+)
+def test_no_event_keeps_the_others_out(db: Database, tmp_path: Path, odd: dict[str, Any]) -> None:
+    writer = Writer(tmp_path)
+    for event in conversation("odd"):
+        writer.write({**event, **odd})
+    writer.write(*conversation("whole"))
+    writer.die()
+    report = ingest_spool(db, tmp_path)
+    assert report.events + report.broken == 14
+    assert trajectories.get(db, "whole").success is True
+
+
 @pytest.mark.parametrize("when", ["before", "with", "after"])
 def test_outcomes_reach_their_run_whenever_they_come(db: Database, tmp_path: Path, when: str) -> None:
     id = new_id()
